@@ -1,0 +1,37 @@
+"""Settings of the producer side, from arguments or `TRTQ_*` environment variables."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ProducerSettings(BaseSettings):
+    """What a client needs to know. Environment names are `TRTQ_` plus the field in capitals."""
+
+    model_config = SettingsConfigDict(env_prefix="TRTQ_", frozen=True, extra="ignore")
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    #: A task without a deadline of its own gets this one; nothing waits for ever.
+    default_deadline_s: float = Field(default=600.0, gt=0)
+    #: How long `submit` may wait for room in a full queue when it names no timeout.
+    default_timeout_s: float = Field(default=60.0, ge=0)
+    #: Tasks that may wait inside the client for the sender thread.
+    client_max_unsent: int = Field(default=10_000, ge=1)
+    #: How long a stored result is kept.
+    store_s: int = Field(default=3600, ge=1)
+    #: How long a published model spec is trusted before it is read again.
+    spec_ttl_s: float = Field(default=5.0, ge=0)
+    #: How long connecting to Redis may take at start.
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+
+
+def redact(url: str) -> str:
+    """The URL with its password replaced, fit for logs and messages."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))

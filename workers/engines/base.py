@@ -1,0 +1,74 @@
+"""What the executor asks of an engine. TensorRT, ONNX Runtime and the tests' fake implement it.
+
+Life cycle: `__init__` stores, `load` reads the model and allocates what all slots share,
+`make_slot` allocates what one slot owns, `close` frees. A slot is used by one thread only, from
+`activate` to `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from producer.spec import TensorSpec
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class EngineSpec(NamedTuple):
+    """What the loaded model itself says. Row shapes have no batch axis; None is dynamic."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class Slot(Protocol):
+    """Buffers and execution state of one batch at a time."""
+
+    def activate(self) -> None:
+        """Bind the slot to the calling thread (a CUDA context, for instance)."""
+
+    def input_buffer(self, name: str, rows: int, row_shape: tuple[int, ...]) -> Array:
+        """A writable C-contiguous array of shape (rows, *row_shape) that `run` reads from.
+
+        It is the slot's own memory, grown when needed and never shrunk; its content is undefined.
+        """
+
+    def close(self) -> None:
+        """Free the slot's memory. Runs in the slot's thread."""
+
+
+class Engine(Protocol):
+    """A model that can run batches."""
+
+    def load(self) -> None:
+        """Read the model. Raises ModelFileError or MissingExtra with what to do."""
+
+    @property
+    def spec(self) -> EngineSpec:
+        """Inputs and outputs as the model file declares them. Valid after `load`."""
+
+    @property
+    def capacity(self) -> int | None:
+        """Most rows that one run takes, or None when the model itself sets no limit."""
+
+    def make_slot(self) -> Slot:
+        """A new slot; raises EngineFailed when its memory cannot be had."""
+
+    def run(self, slot: Any, rows: int) -> Mapping[str, Array]:
+        """Run the first `rows` rows of the slot's input buffers.
+
+        Returns output arrays of shape (rows, ...), which stay valid until the slot's next run.
+        Raises EngineFailed; after it the slot is usable again. Several slots may run at once.
+        """
+
+    def close(self) -> None:
+        """Free everything; slots are closed before."""
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a TensorSpec's dtype name."""
+    return np.dtype(name)
