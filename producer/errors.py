@@ -252,7 +252,7 @@ BY_CODE: dict[str, type[TrtqError]] = _tree(TrtqError)
 
 
 def from_code(code: str, message: str) -> TrtqError:
-    """The error that a peer sent; an unknown code becomes `TaskFailed` with the code in its text."""
+    """The error that a peer sent; an unknown code becomes TaskFailed with the code in its text."""
     found = BY_CODE.get(code)
     if found is None:
         return TaskFailed(f"{message} [{code}]")

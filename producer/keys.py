@@ -57,9 +57,9 @@ def model_keys(model: str) -> ModelKeys:
     )
 
 
-def seen(model: str, client: str) -> str:
-    """The last flush of `client` that `model`'s queue took, so that a retry adds nothing twice."""
-    return f"trtq:{{{model}}}:seen:{client}"
+def seen(model: str, priority: str, client: str) -> str:
+    """The last flush of `client` that a stream took, so that a retry adds nothing twice."""
+    return f"trtq:{{{model}}}:seen:{priority}:{client}"
 
 
 def reply(client: str) -> str:

@@ -1,0 +1,341 @@
+"""The client: submit tasks, get results."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+from producer import keys
+from producer.bell import Bell
+from producer.catalog import Catalog
+from producer.config import ProducerSettings
+from producer.connection import connect, named_errors
+from producer.errors import (
+    ClientClosed,
+    ConfigError,
+    InvalidInput,
+    MessageTooLarge,
+    ResultMissing,
+    from_code,
+)
+from producer.inbox import Inbox
+from producer.inputs import prepare, to_arrays
+from producer.keys import PRIORITIES
+from producer.mailbox import Mailbox
+from producer.outbox import Letter, Outbox
+from producer.spec import ModelSpec
+from producer.task import InferenceTask, RowReference
+from producer.ticket import Ticket, cancelled
+from producer.wire import decode_replies, encode_task
+
+
+class Client:
+    """A connection to trtq. Thread-safe; one is enough for a process.
+
+    `redis_url` goes before `settings.redis_url` (which reads TRTQ_REDIS_URL). `name` becomes the
+    first part of the client's id, for logs and access rules. Use it as a context manager, or
+    call `start` and `close`. After a fork, make a new client in the child.
+    """
+
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        *,
+        name: str = "client",
+        settings: ProducerSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings or ProducerSettings()
+        self.redis_url = redis_url or self.settings.redis_url
+        self.client_id = f"{keys.check_name(name)}.{secrets.token_hex(6)}"
+        self._clock = clock
+        self._numbers = itertools.count()
+        self._ticket_lock = threading.Lock()
+        self._start_lock = threading.Lock()
+        self._pid = 0
+        self._open = False
+
+    def start(self) -> Client:
+        """Connects; raises RedisUnavailable if Redis does not answer, ConfigError for a bad URL."""
+        with self._start_lock:
+            if self._open:
+                return self
+            self._redis = connect(self.redis_url, timeout_s=self.settings.connect_timeout_s)
+            with named_errors(self.redis_url):
+                self._redis.ping()
+            self._catalog = Catalog(self._redis, self.settings.spec_ttl_s, self._clock)
+            self._mailbox = Mailbox(self._redis, self.client_id, self._clock)
+            self._bell = Bell(self.redis_url)
+            self._outbox = Outbox(
+                self._redis,
+                self.client_id,
+                self._bell,
+                self._clock,
+                self.settings.client_max_unsent,
+                self._mailbox.forget,
+            )
+            self._mailbox.start()
+            self._outbox.start()
+            self._pid = os.getpid()
+            self._open = True
+        return self
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Sends what was submitted (at most `timeout` seconds), fails open tickets, disconnects.
+
+        A task that was sent is still run; only its answer has no reader any more.
+        """
+        with self._start_lock:
+            if not self._open:
+                return
+            self._open = False
+            self._outbox.close(timeout)
+            self._mailbox.close()
+            self._bell.close()
+            self._redis.close()
+
+    def __enter__(self) -> Client:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def submit(
+        self,
+        model: str,
+        inputs: Any,
+        *,
+        priority: str = "normal",
+        timeout: float | None = None,
+        deadline: float | None = None,
+        store: bool = False,
+    ) -> Ticket:
+        """Submits one task and returns at once.
+
+        `inputs`: an array (models with one input) or a dict of arrays by input name. An array
+        with the rank of one row of the model is one row; with one axis more in front, a batch of
+        rows, and so are the results. An ndarray keeps its values: its dtype must convert safely
+        to the model's; lists and numbers take the model's dtype.
+
+        `priority`: "high", "normal" or "low". `timeout`: seconds that the task may wait for room
+        in a full queue (0: none; the ticket then fails with QueueFull at the first refusal).
+        `deadline`: seconds from now after which the answer is useless; a task that is late is
+        not run and fails with DeadlineExceeded. Both default to the settings. `store`: keep the
+        result for `Client.result(task_id)` too.
+
+        Raises UnknownModel, WrongInputName, WrongDtype, WrongShape, NoRows, TooManyRows,
+        ForbiddenNaN, MessageTooLarge (all InvalidInput) before anything is sent; QueueFull if the
+        client itself holds too many unsent tasks; RedisUnavailable; ClientClosed.
+        """
+        spec = self.spec(model)
+        tensors, rows, single = prepare(spec, inputs)
+        task = self._task(rows, deadline, store=store, inputs=tensors)
+        return self._send(spec, task, single, priority, timeout, deadline)
+
+    def submit_reference(
+        self,
+        model: str,
+        reference: RowReference,
+        *,
+        priority: str = "low",
+        timeout: float | None = None,
+        deadline: float | None = None,
+    ) -> Ticket:
+        """Submits rows of files that the workers read and write themselves.
+
+        The ticket's result is the tuple of RowErrors of rows that failed alone. Errors as for
+        `submit`; a worker's refusal of the files ends the ticket with a BulkError.
+        """
+        spec = self.spec(model)
+        rows = reference.stop - reference.start
+        if not 1 <= rows <= spec.max_rows_per_task:
+            raise InvalidInput(
+                f"model {model!r}: a reference to {rows} rows; it may hold 1 to "
+                f"{spec.max_rows_per_task}"
+            )
+        task = self._task(rows, deadline, store=False, reference=reference)
+        return self._send(spec, task, False, priority, timeout, deadline)
+
+    def map(
+        self, model: str, iterable: Iterable[Any], *, window: int = 256, **options: Any
+    ) -> Iterator[Any]:
+        """Results of one task per item, in input order, at most `window` tasks under way.
+
+        `options` as for `submit`. The first error ends the iteration and cancels what is open.
+        """
+        tickets: deque[Ticket] = deque()
+        items = iter(iterable)
+        try:
+            for item in itertools.islice(items, _window(window)):
+                tickets.append(self.submit(model, item, **options))
+            while tickets:
+                result = tickets.popleft().result()
+                for item in itertools.islice(items, 1):
+                    tickets.append(self.submit(model, item, **options))
+                yield result
+        finally:
+            for ticket in tickets:
+                ticket.cancel()
+
+    def as_completed(
+        self, model: str, iterable: Iterable[Any], *, window: int = 256, **options: Any
+    ) -> Iterator[tuple[int, Any]]:
+        """(index, result) of one task per item as they come, at most `window` under way.
+
+        `options` as for `submit`. The first error ends the iteration and cancels what is open.
+        """
+        ended: deque[Ticket] = deque()
+        wake = threading.Semaphore(0)
+        indices: dict[str, int] = {}
+        tickets: dict[str, Ticket] = {}
+
+        def on_done(ticket: Ticket) -> None:
+            ended.append(ticket)
+            wake.release()
+
+        items = enumerate(iterable)
+        try:
+            left = _window(window)
+            while True:
+                for index, item in itertools.islice(items, left):
+                    ticket = self.submit(model, item, **options)
+                    indices[ticket.task_id] = index
+                    tickets[ticket.task_id] = ticket
+                    ticket.add_done_callback(on_done)
+                if not tickets:
+                    return
+                wake.acquire()
+                ticket = ended.popleft()
+                left = 1
+                del tickets[ticket.task_id]
+                yield indices.pop(ticket.task_id), ticket.result()
+        finally:
+            for ticket in tickets.values():
+                ticket.cancel()
+
+    def result(self, task_id: str) -> Any:
+        """The stored result of a task submitted with `store=True`, always with its batch axis.
+
+        Raises the task's own error, or ResultMissing if there is none (yet, or any more).
+        """
+        self._check_open()
+        with named_errors(self.redis_url):
+            blob = self._redis.get(keys.result(task_id))
+        if blob is None:
+            raise ResultMissing(
+                f"no stored result of task {task_id!r}: not submitted with store=True, not ready, "
+                "or expired"
+            )
+        assert isinstance(blob, bytes)
+        (reply,) = decode_replies(blob)
+        if reply.error_code:
+            raise from_code(reply.error_code, reply.error_message)
+        return to_arrays(reply.outputs, single=False) if reply.outputs else reply.row_errors
+
+    def spec(self, model: str) -> ModelSpec:
+        """What `model` takes and gives; raises UnknownModel, RedisUnavailable, ClientClosed."""
+        self._check_open()
+        if self._catalog.is_fresh(model):
+            return self._catalog.spec(model)
+        with named_errors(self.redis_url):
+            return self._catalog.spec(model)
+
+    def may_wait(self, model: str) -> bool:
+        """True if a submit to `model` might wait now: for its spec, or for room in the client."""
+        return not (self._open and self._catalog.is_fresh(model) and self._outbox.has_room())
+
+    def models(self) -> list[ModelSpec]:
+        """All published models, by name."""
+        self._check_open()
+        with named_errors(self.redis_url):
+            return self._catalog.all()
+
+    def cancel(self, ticket: Ticket) -> bool:
+        """`Ticket.cancel`'s work."""
+        self._check_open()
+        if ticket.entry_id is None:
+            # Not sent yet: the sender drops tickets that have ended.
+            self._mailbox.forget(ticket)
+            return ticket.fail(cancelled(ticket))
+        with named_errors(self.redis_url):
+            removed = Inbox(self._redis, ticket.model).cancel(ticket.priority, ticket.entry_id)
+        if removed != 1:
+            return False
+        self._mailbox.forget(ticket)
+        return ticket.fail(cancelled(ticket))
+
+    def _task(
+        self, rows: int, deadline: float | None, *, store: bool, **body: Any
+    ) -> InferenceTask:
+        seconds = self.settings.default_deadline_s if deadline is None else deadline
+        if not seconds > 0:
+            raise InvalidInput(f"deadline {deadline!r}: give seconds from now, more than 0")
+        return InferenceTask(
+            f"{self.client_id}-{next(self._numbers):x}",
+            rows,
+            ttl_ms=max(1, min(int(seconds * 1000), 2**52)),
+            store_s=self.settings.store_s if store else 0,
+            **body,
+        )
+
+    def _send(
+        self,
+        spec: ModelSpec,
+        task: InferenceTask,
+        single: bool,
+        priority: str,
+        timeout: float | None,
+        deadline: float | None,
+    ) -> Ticket:
+        try:
+            place = PRIORITIES.index(priority)
+        except ValueError:
+            raise InvalidInput(f"priority {priority!r}: use one of {PRIORITIES}") from None
+        frame = encode_task(task)
+        if len(frame) > spec.max_task_bytes:
+            raise MessageTooLarge(
+                f"model {spec.name!r} takes tasks of at most {spec.max_task_bytes} bytes, this one "
+                f"has {len(frame)}; send fewer rows a task or raise max_task_bytes"
+            )
+        now = self._clock()
+        seconds = self.settings.default_timeout_s if timeout is None else timeout
+        ticket = Ticket(
+            task.task_id,
+            spec.name,
+            place,
+            single,
+            now + task.ttl_ms / 1000,
+            self,
+            self._ticket_lock,
+        )
+        self._mailbox.expect(ticket)
+        try:
+            self._outbox.put(Letter(spec, ticket, task.rows, frame, now + seconds))
+        except BaseException:
+            self._mailbox.forget(ticket)
+            raise
+        return ticket
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClientClosed("the client is not started or closed: use `with Client() as client`")
+        if self._pid != os.getpid():
+            raise ConfigError("this client was made before a fork: make a new one in the child")
+
+
+def _window(window: int) -> int:
+    if window < 1:
+        raise InvalidInput(f"window {window!r}: use 1 or more")
+    return window

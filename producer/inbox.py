@@ -1,0 +1,334 @@
+"""One model's queue: three streams, one consumer group, and the bell rule.
+
+Every change is one script, so nothing is half done when a connection breaks, and every method
+may be called again after an error without adding or answering anything twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import redis
+
+from producer import keys
+from producer.keys import GROUP, PRIORITIES
+from producer.scripts import script
+from producer.spec import ModelSpec
+
+#: A bell older than this counts as lost. It costs that much time, never a task.
+BELL_TTL_MS = 1000
+#: A turn that did not renew itself for this long counts as dead.
+TURN_LEASE_MS = 3000
+#: How long a cancellation waits for the worker that holds its task.
+CANCEL_MARK_MS = 600_000
+#: How long a flush may be retried without being added twice.
+SEEN_S = 120
+#: Replies wait this long for a client that is gone or away.
+REPLY_TTL_S = 600
+DEAD_LIMIT = 1000
+
+
+class Entry(NamedTuple):
+    """A claimed stream entry. `frame` is None when the entry holds none."""
+
+    stream: int
+    entry_id: bytes
+    frame: bytes | None
+    rows: int
+    deliveries: int = 0
+
+
+class Claim(NamedTuple):
+    """What one claim found: Redis' time, cancelled (stream, id) marks, and the entries."""
+
+    now_ms: int
+    cancelled: frozenset[tuple[int, bytes]]
+    entries: list[Entry]
+
+
+class Settlement(NamedTuple):
+    """One entry's end: who is told what, and what is kept."""
+
+    entry: Entry
+    rows: int
+    client: str | None
+    reply: bytes
+    result_key: str = ""
+    store_s: int = 0
+    dead_record: bytes = b""
+
+
+class QueueState(NamedTuple):
+    """A look at one model's queue. Depths count entries, also those that a worker holds."""
+
+    high: int
+    normal: int
+    low: int
+    claimed: int
+    rows: int
+    bytes: int
+    oldest_age_ms: int
+    turns: int
+    bells: int
+    workers: int
+    dead: int
+
+
+class Inbox:
+    """The queue of one model on one Redis connection. Methods raise redis-py's own errors."""
+
+    def __init__(self, connection: redis.Redis, model: str) -> None:
+        self.model = model
+        self.keys = keys.model_keys(model)
+        self._redis = connection
+        self._scripts: dict[str, Any] = {}
+
+    def _run(self, name: str, script_keys: Sequence[str], args: Sequence[Any]) -> Any:
+        found = self._scripts.get(name)
+        if found is None:
+            found = self._scripts[name] = self._redis.register_script(script(name))
+        return found(script_keys, args)
+
+    # The client's side.
+
+    def add(
+        self,
+        spec: ModelSpec,
+        priority: int,
+        client: str,
+        flush: int,
+        tasks: Sequence[tuple[int, bytes]],
+    ) -> tuple[bool, list[bytes | None]]:
+        """Adds (rows, frame) pairs; returns (ring?, entry ids, None for each that was refused).
+
+        `flush` numbers the client's calls for one stream: the same number again returns the
+        first answer, so a call whose answer was lost can be repeated.
+        """
+        k = self.keys
+        args: list[Any] = [
+            GROUP,
+            flush,
+            SEEN_S,
+            BELL_TTL_MS,
+            spec.cover_rows,
+            spec.queue_max_rows,
+            spec.queue_max_bytes,
+        ]
+        for task in tasks:
+            args.extend(task)
+        stream = k.streams[priority]
+        seen = keys.seen(self.model, PRIORITIES[priority], client)
+        answer = self._run("add", (stream, k.bells, k.turns, k.workers, k.load, seen), args)
+        return bool(answer[0]), answer[1:]
+
+    def cancel(self, priority: int, entry_id: bytes) -> int:
+        """1: removed before anyone claimed it. 0: its worker is told. -1: already answered."""
+        k = self.keys
+        removed: int = self._run(
+            "cancel",
+            (k.streams[priority], k.cancelled, k.load),
+            (GROUP, entry_id, CANCEL_MARK_MS, priority),
+        )
+        return removed
+
+    # The worker's side.
+
+    def enter(self, consumer: str) -> int:
+        """Starts a turn: takes a bell, covers the model. Returns Redis' time in ms."""
+        now_ms: int = self._run(
+            "enter", (self.keys.bells, self.keys.turns), (consumer, TURN_LEASE_MS)
+        )
+        return now_ms
+
+    def claim(self, consumer: str, count: int, first: int = 0) -> Claim:
+        """Claims up to `count` entries without waiting, the most urgent stream first.
+
+        `first` moves one stream to the front, so that none starves.
+        """
+        k = self.keys
+        order = [first, *(i for i in range(len(PRIORITIES)) if i != first)]
+        answer = self._run(
+            "claim",
+            (k.turns, k.cancelled, *(k.streams[i] for i in order)),
+            (GROUP, consumer, TURN_LEASE_MS, count),
+        )
+        now_ms, marks, *groups = answer
+        cancelled = frozenset(_mark(mark) for mark in marks)
+        entries = [_entry(order[place], raw) for place, raws in groups for raw in raws]
+        return Claim(now_ms, cancelled, entries)
+
+    def wait(self, consumer: str, count: int, block_ms: int) -> list[Entry]:
+        """Claims up to `count` entries of each stream, waiting up to `block_ms` for the first."""
+        k = self.keys
+        command = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count, "BLOCK", block_ms)
+        try:
+            answer = self._redis.execute_command(  # type: ignore[no-untyped-call]
+                *command, "STREAMS", *k.streams, ">", ">", ">"
+            )
+        except redis.exceptions.ResponseError as failure:
+            if not str(failure).startswith("NOGROUP"):
+                raise
+            self.ensure_groups()
+            return []
+        index = {name.encode(): place for place, name in enumerate(k.streams)}
+        entries = []
+        for stream, raws in answer or ():
+            place = index[stream]
+            for entry_id, fields in raws:
+                frame, rows = fields.get(b"d"), fields.get(b"r", b"1")
+                entries.append(Entry(place, entry_id, frame, _count(rows)))
+        return entries
+
+    def ensure_groups(self) -> None:
+        """Creates the streams and their consumer group where they are missing."""
+        for stream in self.keys.streams:
+            try:
+                self._redis.xgroup_create(stream, GROUP, id="0", mkstream=True)
+            except redis.exceptions.ResponseError as failure:
+                if not str(failure).startswith("BUSYGROUP"):
+                    raise
+
+    def reclaim(
+        self, consumer: str, lease_ms: int, count: int, suspect_deliveries: int, suspects: bool
+    ) -> list[Entry]:
+        """Takes over entries whose lease ran out or that were handed back.
+
+        With `suspects`, at most one entry that was delivered `suspect_deliveries` times or more;
+        without, only entries delivered less often.
+        """
+        answer = self._run(
+            "reclaim",
+            self.keys.streams,
+            (GROUP, consumer, lease_ms, count, suspect_deliveries, int(suspects)),
+        )
+        return [_entry(place, raw, deliveries) for place, deliveries, raw in answer]
+
+    def renew(self, consumer: str, entries: Sequence[Entry]) -> frozenset[tuple[int, bytes]]:
+        """Renews the leases; returns (stream, id) of entries that are no longer ours."""
+        args: list[Any] = [GROUP, consumer, TURN_LEASE_MS]
+        for entry in entries:
+            args += (entry.stream, entry.entry_id)
+        lost = set(self._run("renew", (self.keys.turns, *self.keys.streams), args))
+        return frozenset((e.stream, e.entry_id) for e in entries if e.entry_id in lost)
+
+    def release(self, consumer: str, entries: Sequence[Entry], lease_ms: int) -> int:
+        """Hands unstarted entries back; returns how many were still ours. Rings if any."""
+        args: list[Any] = [GROUP, consumer, lease_ms * 2, BELL_TTL_MS]
+        for entry in entries:
+            args += (entry.stream, entry.entry_id, entry.deliveries)
+        released: int = self._run("release", (self.keys.bells, *self.keys.streams), args)
+        return released
+
+    def settle(self, settlements: Sequence[Settlement]) -> tuple[int, int]:
+        """Answers, acknowledges and deletes; returns (answered, dropped as answered before)."""
+        k = self.keys
+        replies: dict[str, int] = {}
+        args: list[Any] = [GROUP, REPLY_TTL_S, DEAD_LIMIT]
+        for s in settlements:
+            place = -1 if s.client is None else replies.setdefault(s.client, len(replies))
+            entry = s.entry
+            args += (
+                entry.stream,
+                entry.entry_id,
+                place,
+                s.rows,
+                len(entry.frame or b""),
+                s.reply,
+                s.result_key,
+                s.store_s,
+                s.dead_record,
+            )
+        script_keys = [k.load, k.cancelled, k.dead, *k.streams]
+        script_keys += [keys.reply(client) for client in replies]
+        answered, dropped = self._run("settle", script_keys, args)
+        return answered, dropped
+
+    def leave(self, consumer: str) -> bool:
+        """Ends the turn; True if the caller must ring for work that is left."""
+        k = self.keys
+        return bool(
+            self._run("leave", (k.bells, k.turns, *k.streams), (GROUP, consumer, BELL_TTL_MS))
+        )
+
+    def attend(self, consumer: str, ttl_ms: int) -> None:
+        """Marks a live worker of this model."""
+        pipe = self._redis.pipeline()
+        seconds, micros = self._redis.time()
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        pipe.zadd(self.keys.workers, {consumer: now_ms + ttl_ms})
+        pipe.zremrangebyscore(self.keys.workers, "-inf", now_ms)
+        pipe.pexpire(self.keys.workers, ttl_ms * 2)
+        pipe.execute()
+
+    def absent(self, consumer: str) -> None:
+        """Takes a worker that stops off the list, and its consumers where they hold nothing."""
+        self._redis.zrem(self.keys.workers, consumer)
+        for stream in self.keys.streams:
+            for found in self._consumers(stream):
+                if found["name"] == consumer.encode() and not found["pending"]:
+                    self._redis.xgroup_delconsumer(stream, GROUP, consumer)
+
+    def _consumers(self, stream: str) -> list[dict[str, Any]]:
+        try:
+            consumers: list[dict[str, Any]] = self._redis.xinfo_consumers(stream, GROUP)
+        except redis.exceptions.ResponseError:
+            return []
+        return consumers
+
+    # The operator's side.
+
+    def look(self) -> QueueState:
+        """The queue's state now."""
+        _, now_ms, bells, turns, workers, rows, size, dead, *streams = self._look(0, heal=False)
+        high, normal, low = streams[0::3]
+        oldest = [_milliseconds(entry_id) for entry_id in streams[2::3] if entry_id]
+        age_ms = max(0, now_ms - min(oldest)) if oldest else 0
+        claimed = sum(streams[1::3])
+        return QueueState(
+            high, normal, low, claimed, rows, size, age_ms, turns, bells, workers, dead
+        )
+
+    def heal(self, lease_ms: int) -> bool:
+        """True if the caller must ring: there is work that no bell and no turn covers."""
+        return bool(self._look(lease_ms, heal=True)[0])
+
+    def _look(self, lease_ms: int, *, heal: bool) -> list[Any]:
+        k = self.keys
+        answer: list[Any] = self._run(
+            "look",
+            (k.bells, k.turns, k.workers, k.load, k.dead, *k.streams),
+            (GROUP, BELL_TTL_MS, lease_ms, int(heal)),
+        )
+        return answer
+
+    def purge(self, count: int = 1000) -> list[bytes]:
+        """Takes up to `count` unclaimed entries out of each stream; returns their frames."""
+        frames: list[bytes] = []
+        for stream in self.keys.streams:
+            frames += self._run("purge", (stream, self.keys.load), (GROUP, count))
+        return frames
+
+
+def _entry(stream: int, raw: Any, deliveries: int = 0) -> Entry:
+    entry_id, fields = raw
+    frame, rows = None, b"1"
+    for name, value in zip(fields[0::2], fields[1::2], strict=True):
+        if name == b"d":
+            frame = value
+        elif name == b"r":
+            rows = value
+    return Entry(stream, entry_id, frame, _count(rows), deliveries)
+
+
+def _count(text: bytes) -> int:
+    return int(text) if text.isdigit() and len(text) < 16 else 1
+
+
+def _mark(mark: bytes) -> tuple[int, bytes]:
+    stream, _, entry_id = mark.partition(b":")
+    return int(stream), entry_id
+
+
+def _milliseconds(entry_id: bytes) -> int:
+    return int(entry_id.partition(b"-")[0])

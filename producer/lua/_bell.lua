@@ -1,0 +1,34 @@
+-- The bell rule, shared by the scripts that follow it.
+-- A model is covered by each bell on its way and each turn running. Work rings when nothing
+-- covers it, or when there is more of it than the covering workers hold and one of the live
+-- workers is free.
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+local function covers(bells, turns, now)
+  return redis.call('ZCOUNT', bells, now, '+inf') + redis.call('ZCOUNT', turns, now, '+inf')
+end
+
+local function ring(bells, now, bell_ttl_ms)
+  redis.call('ZREMRANGEBYSCORE', bells, '-inf', now)
+  redis.call('ZADD', bells, now + bell_ttl_ms, table.concat(redis.call('TIME'), '.'))
+  redis.call('PEXPIRE', bells, bell_ttl_ms * 2)
+end
+
+local function ensure_group(stream, group)
+  if redis.call('EXISTS', stream) == 0 then
+    redis.call('XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM')
+  end
+end
+
+-- Entries that no worker holds: never claimed.
+local function waiting(stream, group)
+  local length = redis.call('XLEN', stream)
+  if length == 0 then
+    return 0
+  end
+  ensure_group(stream, group)
+  return length - redis.call('XPENDING', stream, group)[1]
+end

@@ -1,0 +1,14 @@
+-- A turn ends; if work is left that nobody covers, the caller must ring.
+-- KEYS  bells, turns, streams    ARGV  group, consumer, bell ttl in ms
+local now = now_ms()
+redis.call('ZREM', KEYS[2], ARGV[2])
+for index = 3, #KEYS do
+  if waiting(KEYS[index], ARGV[1]) > 0 then
+    if covers(KEYS[1], KEYS[2], now) == 0 then
+      ring(KEYS[1], now, tonumber(ARGV[3]))
+      return 1
+    end
+    return 0
+  end
+end
+return 0

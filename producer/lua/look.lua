@@ -1,0 +1,33 @@
+-- The state of one model's queue; with `heal`, counts a bell for work that nobody covers.
+-- KEYS  bells, turns, workers, load, dead, streams
+-- ARGV  group, bell ttl in ms, lease in ms, heal (0 or 1)
+-- Returns {rings, now, bells, turns, workers, rows, bytes, dead, per stream: length, claimed, oldest id}
+local bells, turns, workers = KEYS[1], KEYS[2], KEYS[3]
+local now = now_ms()
+local load = redis.call('HMGET', KEYS[4], 'rows', 'bytes')
+local answer = {
+  0, now,
+  redis.call('ZCOUNT', bells, now, '+inf'), redis.call('ZCOUNT', turns, now, '+inf'),
+  redis.call('ZCOUNT', workers, now, '+inf'),
+  tonumber(load[1] or 0), tonumber(load[2] or 0), redis.call('LLEN', KEYS[5]),
+}
+local uncovered = false
+for index = 6, #KEYS do
+  local length, claimed, oldest = redis.call('XLEN', KEYS[index]), 0, ''
+  if length > 0 then
+    ensure_group(KEYS[index], ARGV[1])
+    claimed = redis.call('XPENDING', KEYS[index], ARGV[1])[1]
+    oldest = redis.call('XRANGE', KEYS[index], '-', '+', 'COUNT', 1)[1][1]
+    if length > claimed or redis.call('XPENDING', KEYS[index], ARGV[1], 'IDLE', ARGV[3], '-', '+', 1)[1] then
+      uncovered = true
+    end
+  end
+  answer[#answer + 1] = length
+  answer[#answer + 1] = claimed
+  answer[#answer + 1] = oldest
+end
+if ARGV[4] == '1' and uncovered and answer[3] + answer[4] == 0 then
+  ring(bells, now, tonumber(ARGV[2]))
+  answer[1] = 1
+end
+return answer

@@ -1,0 +1,151 @@
+"""The client's reply stream and the one thread that reads it.
+
+A stream and not a list: reading does not remove, so a reply that was on its way when the
+connection broke is read again. Tickets ignore what they had before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from producer import keys
+from producer.connection import LINK_ERRORS
+from producer.errors import ClientClosed, DeadlineExceeded, TrtqError, WireError
+from producer.inbox import REPLY_TTL_S
+from producer.ticket import Ticket
+from producer.wire import decode_replies
+
+log = logging.getLogger("trtq.mailbox")
+
+_BLOCK_MS = 500
+_SWEEP_S = 0.5
+_READ_COUNT = 64
+_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Mailbox:
+    """Open tickets by task id; a reader thread answers them and fails those past their deadline."""
+
+    def __init__(
+        self, connection: redis.Redis, client: str, clock: Callable[[], float], grace_s: float = 2.0
+    ) -> None:
+        self._redis = connection
+        self._key = keys.reply(client)
+        self._clock = clock
+        self._grace_s = grace_s
+        self._open: dict[str, Ticket] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: TrtqError | None = None
+
+    def start(self) -> None:
+        """Starts the reader."""
+        self._thread = threading.Thread(target=self._guarded, name="trtq-mailbox", daemon=True)
+        self._thread.start()
+
+    def expect(self, ticket: Ticket) -> None:
+        """From now on a reply to the ticket's task ends it."""
+        self._open[ticket.task_id] = ticket
+        if self._failure is not None:
+            self._fail_all(self._failure)
+
+    def forget(self, ticket: Ticket) -> None:
+        """The ticket ended by itself."""
+        self._open.pop(ticket.task_id, None)
+
+    @property
+    def open_tickets(self) -> int:
+        """How many tickets wait for a reply."""
+        return len(self._open)
+
+    def close(self) -> None:
+        """Stops the reader, fails what is open, deletes the stream."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+            self._thread = None
+        self._fail_all(ClientClosed("the client was closed before the task was answered"))
+        try:
+            self._redis.delete(self._key)
+        except LINK_ERRORS as failure:
+            log.debug("the reply stream will expire by itself: %s", failure)
+
+    def _guarded(self) -> None:
+        try:
+            self._read()
+        except Exception as failure:
+            log.exception("the reply reader died")
+            self._failure = TrtqError(f"the client's reply reader died: {failure!r}")
+            self._fail_all(self._failure)
+
+    def _read(self) -> None:
+        last = b"0"
+        stale = False
+        failures = 0
+        next_sweep = self._clock() + _SWEEP_S
+        while not self._stop.is_set():
+            try:
+                entries = self._next(last, trim=stale)
+            except LINK_ERRORS as failure:
+                # A restarted Redis may number from an earlier time: read from the start again.
+                last, stale = b"0", False
+                if failures == 0:
+                    log.warning("lost Redis while waiting for replies: %s", failure)
+                self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+                failures += 1
+                entries = []
+            else:
+                failures = 0
+            for entry_id, fields in entries:
+                self._deliver(fields.get(b"d", b""))
+                last, stale = entry_id, True
+            now = self._clock()
+            if now >= next_sweep:
+                self._sweep(now)
+                next_sweep = now + _SWEEP_S
+
+    def _next(self, last: bytes, *, trim: bool) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        pipe = self._redis.pipeline(transaction=False)
+        if trim:
+            pipe.xtrim(self._key, minid=_after(last), approximate=False)
+            pipe.expire(self._key, REPLY_TTL_S)
+        pipe.xread({self._key: last}, count=_READ_COUNT, block=_BLOCK_MS)
+        answer: Any = pipe.execute()[-1]
+        if isinstance(answer, dict):
+            answer = list(answer.items())
+        return answer[0][1] if answer else []
+
+    def _deliver(self, blob: bytes) -> None:
+        try:
+            for reply in decode_replies(blob):
+                ticket = self._open.pop(reply.task_id, None)
+                if ticket is not None:
+                    ticket.answer(reply)
+        except WireError as failure:
+            log.error("an unreadable reply was skipped: %s", failure)
+
+    def _sweep(self, now_s: float) -> None:
+        late = [t for t in list(self._open.values()) if now_s > t.deadline_s + self._grace_s]
+        for ticket in late:
+            self._open.pop(ticket.task_id, None)
+            ticket.fail(
+                DeadlineExceeded(
+                    f"task {ticket.task_id} of model {ticket.model!r} has no answer at its "
+                    "deadline: no worker ran it in time, or Redis lost it"
+                )
+            )
+
+    def _fail_all(self, error: TrtqError) -> None:
+        while self._open:
+            _, ticket = self._open.popitem()
+            ticket.fail(error)
+
+
+def _after(entry_id: bytes) -> bytes:
+    milliseconds, _, number = entry_id.partition(b"-")
+    return b"%s-%d" % (milliseconds, int(number) + 1)

@@ -1,0 +1,223 @@
+"""Sends what was submitted: one thread, one pipeline for all that came close together."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import redis
+
+from producer.bell import Bell
+from producer.connection import LINK_ERRORS
+from producer.errors import QueueFull, RedisUnavailable, TrtqError
+from producer.inbox import Inbox
+from producer.spec import ModelSpec
+from producer.ticket import Ticket
+
+log = logging.getLogger("trtq.outbox")
+
+_FLUSH_TASKS = 512
+_FLUSH_BYTES = 4 << 20
+_CARRIED_TASKS = 4096
+_BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.4)
+_FULL_RETRY_S = 0.02
+_IDLE_S = 1.0
+
+
+class Letter(NamedTuple):
+    """A task on its way into a stream. `give_up_s` is the clock time until which to try."""
+
+    spec: ModelSpec
+    ticket: Ticket
+    rows: int
+    frame: bytes
+    give_up_s: float
+
+
+class Outbox:
+    """The sender thread and what waits for it."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        client: str,
+        bell: Bell,
+        clock: Callable[[], float],
+        max_unsent: int,
+        on_refused: Callable[[Ticket], None],
+    ) -> None:
+        self._redis = connection
+        self._client = client
+        self._bell = bell
+        self._clock = clock
+        self._max_unsent = max_unsent
+        self._on_refused = on_refused
+        self._queue: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
+        self._room = threading.Condition()
+        self._inboxes: dict[str, Inbox] = {}
+        self._flush = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: TrtqError | None = None
+
+    def start(self) -> None:
+        """Starts the sender."""
+        self._thread = threading.Thread(target=self._guarded, name="trtq-outbox", daemon=True)
+        self._thread.start()
+
+    def has_room(self) -> bool:
+        """True if `put` would not wait now."""
+        return self._queue.qsize() < self._max_unsent
+
+    def put(self, letter: Letter) -> None:
+        """Hands a task to the sender; raises QueueFull if it has no room until `give_up_s`."""
+        if self._failure is not None:
+            raise self._failure
+        if not self.has_room():
+            self._wait_for_room(letter)
+        self._queue.put(letter)
+
+    def _wait_for_room(self, letter: Letter) -> None:
+        with self._room:
+            while not self.has_room():
+                left = letter.give_up_s - self._clock()
+                if left <= 0 or self._failure is not None:
+                    raise QueueFull(
+                        f"{self._max_unsent} tasks of this client wait to be sent to Redis; "
+                        "submit less at once or allow a longer timeout"
+                    )
+                self._room.wait(min(left, 0.5))
+
+    def close(self, timeout_s: float) -> None:
+        """Sends what is left, for at most `timeout_s`, and stops the sender."""
+        self._stop.set()
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout=timeout_s)
+            self._thread = None
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except Exception as failure:
+            log.exception("the sender died")
+            self._failure = TrtqError(f"the client's sender died: {failure!r}")
+            self._fail_rest(self._failure)
+
+    def _fail_rest(self, error: TrtqError) -> None:
+        while True:
+            try:
+                letter = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if letter is not None:
+                self._refuse(letter, error)
+
+    def _run(self) -> None:
+        self._bell.start()
+        carried: list[Letter] = []
+        while not (self._stop.is_set() and self._queue.empty() and not carried):
+            letters = [letter for letter in carried if not letter.ticket.done()]
+            if len(letters) < _CARRIED_TASKS:
+                letters += self._collect(wait=not letters)
+            carried = []
+            groups: dict[tuple[str, int], list[Letter]] = {}
+            for letter in letters:
+                groups.setdefault((letter.spec.name, letter.ticket.priority), []).append(letter)
+            for group in groups.values():
+                carried += self._send_in_parts(group)
+            if len(carried) >= len(letters) and carried:
+                self._stop.wait(_FULL_RETRY_S)
+
+    def _collect(self, *, wait: bool) -> list[Letter]:
+        letters: list[Letter] = []
+        size = 0
+        try:
+            first = self._queue.get(timeout=_IDLE_S) if wait else self._queue.get_nowait()
+            while True:
+                if first is not None and not first.ticket.done():
+                    letters.append(first)
+                    size += len(first.frame)
+                if len(letters) >= _FLUSH_TASKS or size >= _FLUSH_BYTES:
+                    break
+                first = self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        with self._room:
+            self._room.notify_all()
+        return letters
+
+    def _send_in_parts(self, letters: list[Letter]) -> list[Letter]:
+        again: list[Letter] = []
+        for first in range(0, len(letters), _FLUSH_TASKS):
+            part = letters[first : first + _FLUSH_TASKS]
+            refused = self._send(part)
+            again += refused
+            if len(refused) == len(part):
+                return again + letters[first + _FLUSH_TASKS :]
+        return again
+
+    def _send(self, letters: list[Letter]) -> list[Letter]:
+        """Adds one group; returns those that a full queue refused and that may try again."""
+        spec, priority = letters[0].spec, letters[0].ticket.priority
+        inbox = self._inboxes.get(spec.name)
+        if inbox is None:
+            inbox = self._inboxes[spec.name] = Inbox(self._redis, spec.name)
+        self._flush += 1
+        tasks = [(letter.rows, letter.frame) for letter in letters]
+        failures = 0
+        while True:
+            try:
+                ring, ids = inbox.add(spec, priority, self._client, self._flush, tasks)
+                break
+            except LINK_ERRORS as failure:
+                if failures == 0:
+                    log.warning("lost Redis while sending: %s", failure)
+                if self._expired(letters, failure):
+                    return []
+                self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+                failures += 1
+            except redis.exceptions.ResponseError as failure:
+                error = RedisUnavailable(f"Redis refused the task: {failure}")
+                for letter in letters:
+                    self._refuse(letter, error)
+                return []
+        again = []
+        for letter, entry_id in zip(letters, ids, strict=True):
+            if entry_id is not None:
+                letter.ticket.entry_id = entry_id
+            elif self._clock() >= letter.give_up_s or self._stop.is_set():
+                self._refuse(letter, _full(spec))
+            else:
+                again.append(letter)
+        if ring:
+            self._bell.ring(spec.name, "work")
+        return again
+
+    def _expired(self, letters: list[Letter], failure: BaseException) -> bool:
+        """Fails the whole flush once its most patient task has given up; it is retried as one."""
+        now = self._clock()
+        if not self._stop.is_set() and any(
+            now < letter.give_up_s and now < letter.ticket.deadline_s for letter in letters
+        ):
+            return False
+        error = RedisUnavailable(
+            f"Redis did not take the task in time ({failure}); it may or may not hold it"
+        )
+        for letter in letters:
+            self._refuse(letter, error)
+        return True
+
+    def _refuse(self, letter: Letter, error: TrtqError) -> None:
+        self._on_refused(letter.ticket)
+        letter.ticket.fail(error)
+
+
+def _full(spec: ModelSpec) -> QueueFull:
+    return QueueFull(
+        f"the queue of model {spec.name!r} is full ({spec.queue_max_rows} rows or "
+        f"{spec.queue_max_bytes} bytes); try later, allow a longer timeout, or add workers"
+    )
