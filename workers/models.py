@@ -1,0 +1,194 @@
+"""Model configurations: one YAML file a model, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from producer.errors import ConfigError, ModelConflict
+from producer.keys import check_name
+from producer.spec import ModelSpec
+from workers.engines.base import EngineSpec
+
+#: Slots where the file names none: on a GPU, copies of one overlap the compute of another.
+_DEFAULT_SLOTS = {"onnxruntime": 1, "tensorrt": 3}
+
+
+class ModelConfig(BaseModel):
+    """How a worker serves one model. Every field but `path` has a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    #: Name under which clients submit; the file's stem where it is not given.
+    name: Annotated[str, AfterValidator(check_name)]
+    engine: Literal["onnxruntime", "tensorrt"] = "onnxruntime"
+    #: The model file, relative to the YAML file; absolute once loaded.
+    path: Path
+    #: Most rows in a batch; if not given, lowered to what the model itself takes.
+    max_batch: int = Field(default=64, ge=1)
+    #: How long a batch may wait for more tasks, counted from its first task; 0 never waits.
+    max_delay_ms: float = Field(default=2.0, ge=0, allow_inf_nan=False)
+    #: Batches that may be in work at once, each with its own buffers.
+    slots: int = Field(default=1, ge=1, le=16)
+    #: Most rows of one task, which is never split over batches; default `max_batch`.
+    max_rows_per_task: int | None = Field(default=None, ge=1)
+    forbid_nan: bool = False
+    queue_max_rows: int = Field(default=100_000, ge=1)
+    queue_max_bytes: int = Field(default=256 << 20, ge=1)
+    max_task_bytes: int = Field(default=16 << 20, ge=1)
+    #: ONNX Runtime's threads within one operator; 0 leaves the number to it.
+    threads: int = Field(default=0, ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_slots(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "slots" not in data:
+            slots = _DEFAULT_SLOTS.get(str(data.get("engine")))
+            return data if slots is None else {**data, "slots": slots}
+        return data
+
+    @model_validator(mode="after")
+    def _limits_agree(self) -> ModelConfig:
+        rows = self.max_rows_per_task
+        if rows is not None and rows > self.max_batch:
+            raise ValueError(
+                f"max_rows_per_task is {rows} but max_batch {self.max_batch}, and a task is never "
+                "split over batches: lower the one or raise the other"
+            )
+        if self.queue_max_rows < (rows or self.max_batch):
+            raise ValueError(
+                f"queue_max_rows is {self.queue_max_rows}, less than the {rows or self.max_batch} "
+                "rows of one task: raise it"
+            )
+        if self.queue_max_bytes < self.max_task_bytes:
+            raise ValueError(
+                f"queue_max_bytes is {self.queue_max_bytes}, less than max_task_bytes "
+                f"{self.max_task_bytes}: raise it"
+            )
+        return self
+
+    def model_spec(self, engine_spec: EngineSpec, capacity: int | None) -> ModelSpec:
+        """What clients are told about the loaded model.
+
+        `capacity` is the most rows that one run of the engine takes (None: no limit). Raises
+        ConfigError if the file asks for more.
+        """
+        max_batch = self.max_batch
+        if capacity is not None and capacity < max_batch:
+            if "max_batch" in self.model_fields_set:
+                raise ConfigError(
+                    f"model {self.name!r}: max_batch is {max_batch}, but {self.path} takes at most "
+                    f"{capacity} rows a batch; lower max_batch or export the model for more rows"
+                )
+            max_batch = capacity
+        rows = self.max_rows_per_task or max_batch
+        if rows > max_batch:
+            raise ConfigError(
+                f"model {self.name!r}: max_rows_per_task is {rows}, but {self.path} takes at most "
+                f"{max_batch} rows a batch; lower max_rows_per_task"
+            )
+        return ModelSpec(
+            name=self.name,
+            inputs=engine_spec.inputs,
+            outputs=engine_spec.outputs,
+            max_batch=max_batch,
+            max_rows_per_task=rows,
+            max_task_bytes=self.max_task_bytes,
+            queue_max_rows=self.queue_max_rows,
+            queue_max_bytes=self.queue_max_bytes,
+            # One batch in every slot, and two more that fill up meanwhile.
+            cover_rows=max_batch * (self.slots + 2),
+            forbid_nan=self.forbid_nan,
+        )
+
+
+def load_models(folders: Sequence[Path]) -> list[ModelConfig]:
+    """Every model configured by a `*.yaml` file in one of `folders`, in order of the files.
+
+    Raises ConfigError for a folder or file that cannot be read, an unknown key (naming the
+    nearest known one), a wrong value or no file at all, and ModelConflict for two models of one
+    name. The model files themselves are read by their engines.
+    """
+    found: dict[str, tuple[ModelConfig, Path]] = {}
+    for file in _files(folders):
+        config = _load(file)
+        if config.name in found:
+            raise ModelConflict(
+                f"two models are named {config.name!r}, in {found[config.name][1]} and {file}: "
+                "set another `name` in one of them"
+            )
+        found[config.name] = (config, file)
+    if not found:
+        raise ConfigError(
+            f"no model configuration (*.yaml) in {', '.join(map(str, folders)) or 'no folder'}"
+        )
+    return [config for config, _ in found.values()]
+
+
+def _files(folders: Sequence[Path]) -> list[Path]:
+    # Keyed by the resolved path: a folder given twice is no conflict.
+    found: dict[Path, None] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"model folder {folder} does not exist or is no folder")
+        found.update(dict.fromkeys(sorted(folder.resolve().glob("*.yaml"))))
+    return list(found)
+
+
+def _load(file: Path) -> ModelConfig:
+    keys = {"name": file.stem, **_read(file)}
+    for key in keys:
+        if key not in ModelConfig.model_fields:
+            raise ConfigError(f"{file}: unknown key {key!r}{_nearest(str(key))}")
+    path = keys.get("path")
+    if not isinstance(path, str) or not path:
+        raise ConfigError(
+            f"{file}: `path` must name the model file, relative to this one; it is {path!r}"
+        )
+    try:
+        return ModelConfig.model_validate({**keys, "path": (file.parent / path).resolve()})
+    except ValidationError as failure:
+        raise ConfigError(f"{file}: {_describe(failure)}") from failure
+
+
+def _read(file: Path) -> dict[Any, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as failure:
+        raise ConfigError(f"{file} cannot be read: {failure}") from failure
+    except yaml.YAMLError as failure:
+        raise ConfigError(f"{file} is no valid YAML: {failure}") from failure
+    if content is None:
+        raise ConfigError(f"{file} is empty; it needs at least `path`, the model file")
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: expected `key: value` lines, not {type(content).__name__}")
+    return content
+
+
+def _nearest(key: str) -> str:
+    known = list(ModelConfig.model_fields)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; known keys are {', '.join(known)}"
+
+
+def _describe(failure: ValidationError) -> str:
+    parts = []
+    for error in failure.errors(include_url=False):
+        key = ".".join(map(str, error["loc"]))
+        message = error["msg"].removeprefix("Value error, ")
+        parts.append(f"{key} is {error['input']!r}: {message}" if key else message)
+    return "; ".join(parts)
