@@ -1,0 +1,199 @@
+"""A bulk job: all rows of a file through a model, by reference, with a bounded number under way."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from producer.bulk import sources
+from producer.bulk.journal import Journal
+from producer.bulk.plan import ChunkPlan
+from producer.bulk.run import BulkProgress, BulkRun, BulkSummary, ReferenceClient, RunOptions
+from producer.bulk.sinks import ErrorList, OutputFiles
+from producer.errors import BulkError, FileChanged, OutputMismatch, TrtqError
+from producer.spec import ModelSpec
+
+
+def run_bulk(
+    client: ReferenceClient,
+    model: str,
+    input_path: Path | str,
+    output_path: Path | str,
+    *,
+    window: int = 32,
+    rows_per_task: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[BulkProgress], None] | None = None,
+    priority: str = "low",
+    deadline_s: float = 600.0,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> BulkSummary:
+    """Runs every row of the input through `model`; the workers read and write the files.
+
+    `input_path`: a .npy of shape (rows, *row shape) and exactly the model's dtype; a folder with
+    `<input>.npy` for each input; or, for one input, a .parquet or .arrow file, which is converted
+    to a temporary .npy beside the output. `output_path`: a .npy for one output, else a folder
+    that gets `<output>.npy` for each. All lie inside the workers' allow-listed folders.
+
+    `window` tasks of `rows_per_task` rows (default: the model's max_batch) are under way at once.
+    `resume` goes on with an interrupted job, trying failed rows again, and starts anew where
+    there is no output yet; `overwrite` replaces an existing output. `deadline_s` is one task's.
+    `progress` is called about once a task and once a second, in this thread.
+
+    Beside the output lie `<output>.state` while the job is not finished, and
+    `<output>.errors.jsonl` ({"row", "code", "message"} a line) if rows failed; those rows are
+    NaN, or 0 in outputs of integers. Failed rows raise nothing: look at `BulkSummary.failed`.
+
+    Raises BulkError and its kinds, UnknownModel, WrongInputName, NoRows, MissingExtra before
+    anything is sent; JobBusy; later the error that ended the job: a BulkError, RedisUnavailable
+    after a minute without Redis, or KeyboardInterrupt. What was done by then can be resumed.
+    """
+    if window < 1:
+        raise BulkError(f"window {window!r}: use 1 or more")
+    if resume and overwrite:
+        raise BulkError("resume and overwrite exclude each other")
+    spec = client.spec(model)
+    sources.check_rows_fixed(spec)
+    rows_per_task = _rows_per_task(spec, rows_per_task)
+    files = sources.input_files(spec, Path(input_path).resolve())
+    output = OutputFiles(spec, Path(output_path).resolve())
+    output.check_place()
+    _check_distinct(files, output)
+    with contextlib.ExitStack() as stack:
+        journal = Journal(_beside(output.output, ".state"))
+        stack.callback(journal.close)
+        journal.open()
+        recorded = journal.header()
+        _check_existing(output, resume, overwrite, recorded)
+        source = stack.enter_context(_opened(spec, files, output.output))
+        header = _header(spec, source, rows_per_task or min(spec.max_batch, spec.max_rows_per_task))
+        stack.callback(output.close)
+        fresh = not (resume and recorded is not None and output.existing())
+        if not fresh:
+            assert recorded is not None
+            header["rows_per_task"] = _check_recorded(recorded, header, rows_per_task, spec)
+        plan = ChunkPlan(source.rows, header["rows_per_task"])
+        if not fresh and len(output.existing()) == len(output.paths):
+            output.reopen(source.rows)
+            journal.replay(plan)
+        else:
+            _create(journal, header, output, source.rows)
+        errors = ErrorList(_beside(output.output, ".errors.jsonl"))
+        errors.begin()
+        stack.callback(errors.close)
+        options = RunOptions(window, priority, deadline_s, progress, fresh, clock, sleep)
+        return BulkRun(client, spec, source, output, journal, plan, errors, options).run()
+
+
+def _rows_per_task(spec: ModelSpec, wanted: int | None) -> int | None:
+    if wanted is not None and not 1 <= wanted <= spec.max_rows_per_task:
+        raise BulkError(
+            f"rows_per_task {wanted!r}: model {spec.name!r} takes 1 to {spec.max_rows_per_task}"
+        )
+    return wanted
+
+
+def _beside(output: Path, suffix: str) -> Path:
+    return output.with_name(output.name + suffix)
+
+
+def _check_distinct(files: dict[str, Path], output: OutputFiles) -> None:
+    inputs = {path.resolve() for path in files.values()}
+    for path in output.paths.values():
+        if path.resolve() in inputs:
+            raise OutputMismatch(f"{str(path)!r} is both input and output; name another output")
+
+
+def _check_existing(
+    output: OutputFiles, resume: bool, overwrite: bool, recorded: dict[str, Any] | None
+) -> None:
+    existing = output.existing()
+    if not existing or overwrite:
+        return
+    if not resume:
+        raise OutputMismatch(
+            f"{str(existing[0])!r} exists: resume an interrupted job, overwrite it, or name "
+            "another output"
+        )
+    if recorded is None:
+        raise OutputMismatch(
+            f"{str(existing[0])!r} has no job to resume ({output.output.name}.state is missing or "
+            "unreadable): it is finished or of other origin; overwrite it or name another output"
+        )
+
+
+def _create(journal: Journal, header: dict[str, Any], output: OutputFiles, rows: int) -> None:
+    replaces = bool(output.existing())
+    journal.begin(header)
+    try:
+        output.create(rows)
+    except TrtqError:
+        if not replaces:
+            output.remove()
+            journal.remove()
+        raise
+
+
+@contextlib.contextmanager
+def _opened(spec: ModelSpec, files: dict[str, Path], output: Path) -> Iterator[sources.Source]:
+    (path, *others) = files.values()
+    if others or path.suffix not in sources.COLUMN_FORMATS:
+        yield sources.open_npy(spec, files)
+        return
+    from producer.bulk import columns
+
+    identity = [sources.identify(path)]
+    converted = _beside(output, ".input.npy")
+    try:
+        columns.convert(spec, path, converted)
+        source = sources.open_npy(spec, {spec.inputs[0].name: converted})
+        yield source._replace(identity=identity)
+    finally:
+        converted.unlink(missing_ok=True)
+
+
+def _header(spec: ModelSpec, source: sources.Source, rows_per_task: int) -> dict[str, Any]:
+    tensors = spec.model_dump_json(include={"inputs", "outputs"})
+    return {
+        "version": 1,
+        "model": spec.name,
+        "spec": hashlib.sha256(tensors.encode()).hexdigest(),
+        "inputs": source.identity,
+        "rows": source.rows,
+        "rows_per_task": rows_per_task,
+    }
+
+
+def _check_recorded(
+    recorded: dict[str, Any], header: dict[str, Any], wanted: int | None, spec: ModelSpec
+) -> int:
+    """The recorded rows per task, if the recorded job is the one that is asked for now."""
+    for key, error in (
+        ("version", OutputMismatch),
+        ("model", OutputMismatch),
+        ("spec", OutputMismatch),
+        ("inputs", FileChanged),
+        ("rows", FileChanged),
+    ):
+        if recorded.get(key) != header[key]:
+            raise error(
+                f"the interrupted job had {key} {json.dumps(recorded.get(key))}, now it is "
+                f"{json.dumps(header[key])}: it cannot be resumed; overwrite the output or name "
+                "another"
+            )
+    rows = recorded.get("rows_per_task")
+    if not isinstance(rows, int) or not 1 <= rows <= spec.max_rows_per_task:
+        raise OutputMismatch(
+            f"the interrupted job had {rows!r} rows a task, model {spec.name!r} takes 1 to "
+            f"{spec.max_rows_per_task}: overwrite the output"
+        )
+    if wanted is not None and wanted != rows:
+        raise BulkError(f"the interrupted job has {rows} rows a task: resume it with as many")
+    return rows
