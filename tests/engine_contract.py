@@ -18,9 +18,9 @@ from workers.engines.base import Array, Engine, Slot
 
 @dataclass
 class Subject:
-    """`engine` maps `x` float32 (N, *row_shape) to `expected(x)`; with `poison` in x[0] it fails.
+    """`engine` maps input `x_name` of (N, *row_shape) to `expected` of it; `poison` makes it fail.
 
-    `row_shape` is the row shape to use where the model leaves it open.
+    `row_shape` is the one to use where the model leaves it open.
     """
 
     engine: Engine
@@ -36,7 +36,7 @@ def fill(subject: Subject, slot: Slot, rows: int, seed: int) -> Array:
     values = np.random.default_rng(seed).integers(0, 5, (rows, *subject.row_shape))
     buffer = slot.input_buffer(subject.x_name, rows, subject.row_shape)
     buffer[...] = values
-    return buffer.copy()
+    return np.array(buffer)
 
 
 def check(outputs: Mapping[str, Array], expected: dict[str, Array]) -> None:

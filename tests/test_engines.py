@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from workers.engines import make_engine
 from workers.engines.base import Array
 from workers.engines.host_buffer import ALIGNMENT_BYTES, HostBuffer
 from workers.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSlot
-from workers.models import ModelConfig
+from workers.models import ModelConfig, load_models
 
 POISON = 77
 
@@ -253,8 +254,6 @@ def test_making_an_engine_imports_no_runtime() -> None:
         "make_engine(ModelConfig(name='m', path=Path('/m')));"
         "assert 'onnxruntime' not in sys.modules"
     )
-    import subprocess
-
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
@@ -288,8 +287,6 @@ def test_fake_engine_follows_its_script_and_records() -> None:
 
 
 def test_digits_model_beside_its_configuration() -> None:
-    from workers.models import load_models
-
     folder = Path(models.__file__).parents[2] / "configs" / "models"
     (digits,) = [found for found in load_models([folder]) if found.name == "digits"]
     engine = make_engine(digits)
@@ -297,7 +294,7 @@ def test_digits_model_beside_its_configuration() -> None:
     spec = digits.model_spec(engine.spec, engine.capacity)
     assert spec.inputs == (TensorSpec(name="image", dtype="float32", shape=(1, 8, 8)),)
     assert spec.outputs == (TensorSpec(name="logits", dtype="float32", shape=(10,)),)
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     data = load_digits()
     half = len(data.images) // 2
