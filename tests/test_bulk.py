@@ -105,10 +105,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def interrupt_after(tasks: int) -> Callable[[BulkProgress], None]:
-    calls = iter(range(10_000))
-
-    def progress(_: BulkProgress) -> None:
-        if next(calls) >= tasks:
+    def progress(now: BulkProgress) -> None:
+        if now.rows_done - now.resumed_rows >= 8 * tasks:
             raise KeyboardInterrupt
 
     return progress
@@ -323,14 +321,14 @@ def test_an_unreadable_header_is_no_job(place: Place) -> None:
 
 
 def test_two_jobs_on_one_output(place: Place) -> None:
-    seen = []
+    seen: list[int] = []
 
     def second(_: BulkProgress) -> None:
         if not seen:
             seen.append(1)
-            for options in ({}, {"resume": True}, {"overwrite": True}):
+            for resume, overwrite in ((False, False), (True, False), (False, True)):
                 with pytest.raises(JobBusy, match="another bulk job"):
-                    place.bulk(**options)
+                    place.bulk(resume=resume, overwrite=overwrite)
 
     assert place.bulk(progress=second).failed == 0
     np.testing.assert_array_equal(np.load(place.output), place.rows * 2)
@@ -398,7 +396,8 @@ def test_an_input_cut_off_in_the_middle(place: Place) -> None:
 def test_an_input_changed_in_the_middle(place: Place) -> None:
     def check(reference: RowReference) -> list[RowError]:
         if reference.start == 40:
-            np.save(place.input, place.rows + 1)
+            np.save(place.root / "new.npy", place.rows + 1)
+            os.replace(place.root / "new.npy", place.input)
         return []
 
     with pytest.raises(FileChanged, match="may mix"):
@@ -447,10 +446,12 @@ def test_redis_away_for_good(place: Place) -> None:
 
     def refuse(reference: RowReference) -> None:
         if reference.start >= 16:
+            client.wait_idle()
             raise RedisUnavailable("gone")
 
+    client = place.client(refuse=refuse)
     with pytest.raises(RedisUnavailable):
-        place.bulk(place.client(refuse=refuse), sleep=nap, clock=lambda: time_s[0])
+        place.bulk(client, sleep=nap, clock=lambda: time_s[0])
     assert 60 <= time_s[0] < 70
     assert place.bulk(resume=True).resumed_rows == 16
 

@@ -42,7 +42,7 @@ class ThreadClient:
         self._check = check
         self._refuse = refuse
         self._pool = ThreadPoolExecutor(threads)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._numbers = itertools.count()
         self._begun: set[str] = set()
         self.submitted: list[RowReference] = []
@@ -52,6 +52,11 @@ class ThreadClient:
     def close(self) -> None:
         self._pool.shutdown()
         self._files.close()
+
+    def wait_idle(self) -> None:
+        """Returns when every submitted task was run."""
+        with self._lock:
+            assert self._lock.wait_for(lambda: not self._under_way, 30)
 
     def spec(self, model: str) -> ModelSpec:
         if model != self._spec.name:
@@ -82,6 +87,7 @@ class ThreadClient:
             if ticket.task_id in self._begun:
                 return False
             self._begun.add(ticket.task_id)
+            self._under_way -= 1
         return ticket.fail(cancelled(ticket))
 
     def _execute(self, ticket: Ticket, reference: RowReference) -> None:
@@ -96,6 +102,7 @@ class ThreadClient:
             reply = Reply(ticket.task_id, error_code=error.code, error_message=error.message)
         with self._lock:
             self._under_way -= 1
+            self._lock.notify_all()
         ticket.answer(reply)
 
     def _rows(self, reference: RowReference) -> list[RowError]:
