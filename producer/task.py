@@ -19,7 +19,7 @@ class Tensor(NamedTuple):
 
 
 class RowReference(NamedTuple):
-    """Rows `start` to `stop` of .npy files, (name, path) each: read from inputs, sent to outputs."""
+    """Rows `start` to `stop` of .npy files: read from `inputs`, written to `outputs`."""
 
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]

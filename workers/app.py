@@ -1,0 +1,72 @@
+"""The Celery application: `celery -A workers.app worker`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Celery, bootsteps
+
+from workers.process import WorkerProcess, watch_signals
+from workers.tasks import register
+
+DEFAULT_URL = "redis://127.0.0.1:6379/0"
+
+
+class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Loads models before the consumer takes the first bell; frees them after the last turn."""
+
+    requires = {"celery.worker.components:Pool"}
+
+    def start(self, worker: Any) -> None:
+        """Loads and warms."""
+        process.start(worker)
+
+    def stop(self, worker: Any) -> None:
+        """Drains and frees."""
+        process.close()
+
+    terminate = stop
+
+
+def make_app() -> Celery:
+    """The configured application; its settings suit bells, not tasks with data."""
+    url = os.environ.get("TRTQ_REDIS_URL", DEFAULT_URL)
+    made = Celery("trtq", broker=url, backend=url)
+    made.conf.update(
+        accept_content=["json", "msgpack"],
+        broker_connection_max_retries=None,
+        broker_connection_retry=True,
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={
+            "socket_keepalive": True,
+            "health_check_interval": 25,
+            "visibility_timeout": 600,
+        },
+        redis_socket_keepalive=True,
+        result_backend_always_retry=True,
+        result_backend_max_retries=10,
+        result_expires=3600,
+        task_acks_late=False,
+        task_create_missing_queues=True,
+        task_ignore_result=False,
+        task_routes={"trtq.infer": {"queue": "trtq.infer"}},
+        task_send_sent_event=False,
+        task_serializer="json",
+        task_track_started=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_concurrency=1,
+        worker_consumer="workers.consumer:SurvivingConsumer",
+        worker_hijack_root_logger=True,
+        worker_pool="threads",
+        worker_prefetch_multiplier=1,
+        worker_send_task_events=True,
+    )
+    made.steps["worker"].add(ModelsStep)
+    return made
+
+
+process = WorkerProcess()
+app = make_app()
+register(app, process)
+watch_signals(process)

@@ -1,0 +1,39 @@
+"""Celery's consumer, made to survive a Redis that goes away with messages unacknowledged."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery.worker.consumer import Consumer
+
+log = logging.getLogger("trtq.consumer")
+
+
+class SurvivingConsumer(Consumer):  # type: ignore[misc]
+    """Goes on where Celery 5.7.0 ends the worker.
+
+    There, closing the lost connection restores unacknowledged messages over that very
+    connection, and what this raises ends the process. Our messages are bells: losing one is
+    harmless, so the cleanup and late acknowledgements may fail.
+    """
+
+    def on_connection_error_after_connected(self, exc: BaseException) -> None:
+        """Called when the broker connection broke."""
+        try:
+            super().on_connection_error_after_connected(exc)
+        except Exception as failure:  # noqa: BLE001 - whatever the cleanup hits, reconnect
+            log.warning("the lost broker connection could not be cleaned up: %r", failure)
+            self.connection = None
+
+    def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
+        """Acknowledges in the hub; over a connection that is gone that is moot."""
+
+        def safely(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return p(*args, **kwargs)
+            except Exception as failure:  # noqa: BLE001 - the channel may be gone in any way
+                log.warning("an acknowledgement was lost with its connection: %r", failure)
+                return None
+
+        return super().call_soon_ack(safely, *args, **kwargs)

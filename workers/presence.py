@@ -1,0 +1,147 @@
+"""A worker's heartbeat, and its watch over work that nobody covers. One thread per process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import redis
+
+from producer import keys
+from producer.bell import Bell
+from producer.connection import LINK_ERRORS
+from producer.errors import ModelConflict
+from producer.inbox import Inbox
+from producer.spec import ModelSpec
+from workers.metrics import Counters
+
+log = logging.getLogger("trtq.presence")
+
+_ALIVE_MS = 5000
+
+
+class ServedModel(Protocol):
+    """What the heartbeat asks of a loaded model."""
+
+    spec: ModelSpec
+    inbox: Inbox
+    counters: Counters
+
+
+class Presence:
+    """Publishes specs and a heartbeat; rings where work is a second old with nobody on it."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        consumer: str,
+        facts: dict[str, Any],
+        models: Sequence[ServedModel],
+        bell: Bell,
+        lease_ms: int,
+        interval_s: float,
+        on_death: Callable[[str], None],
+    ) -> None:
+        self._redis = connection
+        self._consumer = consumer
+        self._facts = facts
+        self._models = models
+        self._bell = bell
+        self._lease_ms = lease_ms
+        self._interval_s = interval_s
+        self._on_death = on_death
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._before = Counters()
+        self._before_s = 0.0
+
+    def start(self) -> None:
+        """Publishes once, then starts the thread.
+
+        Raises ModelConflict if a live worker serves another model under the same name.
+        """
+        for model in self._models:
+            self._check_conflict(model)
+        self._before_s = time.monotonic()
+        self._beat()
+        self._thread = threading.Thread(target=self._guarded, name="trtq-presence", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """True while the thread lives."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stops the thread and takes this worker off the lists."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+            self._thread = None
+        try:
+            self._redis.delete(keys.worker(self._consumer))
+            for model in self._models:
+                model.inbox.absent(self._consumer)
+        except LINK_ERRORS as failure:
+            log.warning("the worker's presence will expire by itself: %s", failure)
+
+    def _check_conflict(self, model: ServedModel) -> None:
+        published = self._redis.hget(keys.MODELS, model.spec.name)
+        if published is None or published == _published(model.spec):
+            return
+        if model.inbox.look().workers:
+            raise ModelConflict(
+                f"model {model.spec.name!r}: a live worker serves another one under that name "
+                "(other inputs, outputs or limits); give this one another name, or stop the "
+                "workers of the old one first"
+            )
+
+    def _guarded(self) -> None:
+        try:
+            while not self._stop.wait(self._interval_s):
+                try:
+                    self._beat()
+                    self._heal()
+                except LINK_ERRORS as failure:
+                    log.warning("heartbeat: Redis is away: %s", failure)
+        except BaseException as failure:
+            log.exception("the heartbeat died")
+            self._on_death(f"the heartbeat died: {failure!r}")
+            raise
+
+    def _beat(self) -> None:
+        now_s = time.monotonic()
+        total = Counters()
+        for model in self._models:
+            total.add(model.counters)
+        seconds = max(1e-9, now_s - self._before_s)
+        document = {
+            **self._facts,
+            "name": self._consumer,
+            "models": [model.spec.name for model in self._models],
+            **{name: getattr(total, name) for name in Counters.__dataclass_fields__},
+            "tasks_per_s": round((total.tasks - self._before.tasks) / seconds, 1),
+            "rows_per_s": round((total.rows - self._before.rows) / seconds, 1),
+        }
+        self._before, self._before_s = total, now_s
+        pipe = self._redis.pipeline(transaction=False)
+        pipe.set(keys.worker(self._consumer), json.dumps(document), px=_ALIVE_MS)
+        for model in self._models:
+            pipe.hset(keys.MODELS, model.spec.name, _published(model.spec))
+        pipe.execute()
+        for model in self._models:
+            model.inbox.attend(self._consumer, _ALIVE_MS)
+
+    def _heal(self) -> None:
+        for model in self._models:
+            if model.inbox.heal(self._lease_ms):
+                log.info("work of model %r had no bell and no turn: ringing", model.spec.name)
+                self._bell.ring(model.spec.name, "uncovered work")
+
+
+def _published(spec: ModelSpec) -> bytes:
+    return spec.model_dump_json().encode()

@@ -1,0 +1,144 @@
+"""What a Celery worker process owns: the runtime of its models, or a client for `trtq.infer`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+from celery import signals
+from celery.worker import state
+from kombu import Queue
+
+from producer.client import Client
+from producer.config import ProducerSettings, redact
+from producer.errors import ConfigError, MissingExtra, TrtqError
+from producer.keys import INFER_QUEUE, bell_queue
+from workers.models import ModelConfig, load_models
+from workers.runtime import Runtime
+from workers.settings import WorkerSettings
+
+log = logging.getLogger("trtq.process")
+
+#: The supervisor does not restart a process that ended with this (os.EX_CONFIG).
+EXIT_CONFIG = 78
+EXIT_FATAL = 70
+
+
+class WorkerProcess:
+    """Owner of everything that lives as long as the worker. Celery's boot step drives it."""
+
+    def __init__(self) -> None:
+        self._runtime: Runtime | None = None
+        self._client: Client | None = None
+        self._configs: list[ModelConfig] = []
+        self._settings: WorkerSettings | None = None
+
+    @property
+    def runtime(self) -> Runtime:
+        """The models; raises ConfigError in a process that serves none."""
+        if self._runtime is None:
+            raise ConfigError("this process serves no models: it consumes no model's queue")
+        return self._runtime
+
+    @property
+    def client(self) -> Client:
+        """The client of `trtq.infer`; raises ConfigError in a process that does not serve it."""
+        if self._client is None:
+            raise ConfigError(f"this process does not serve {INFER_QUEUE}: start it with -Q")
+        return self._client
+
+    def configure(self, conf: Any, queues: Any) -> None:
+        """Reads settings and models before Celery chooses its queues; ends the process if wrong.
+
+        Without -Q a worker serves every configured model.
+        """
+        named = [q for q in (queues.split(",") if isinstance(queues, str) else queues or []) if q]
+        try:
+            self._settings = WorkerSettings()
+            if named != [INFER_QUEUE]:
+                self._configs = load_models(self._settings.model_folders)
+        except (TrtqError, ValueError) as failure:
+            _refuse(failure)
+        names = [bell_queue(config.name) for config in self._configs]
+        unknown = [name for name in named if name not in (*names, INFER_QUEUE)]
+        if unknown:
+            _refuse(ConfigError(f"queues {unknown} belong to no model; there are {names}"))
+        conf.task_queues = [Queue(name, routing_key=name) for name in (*names, INFER_QUEUE)]
+        if not named:
+            conf.task_queues = conf.task_queues[:-1]
+
+    def start(self, worker: Any) -> None:
+        """Loads and warms what the consumed queues need, before the first bell is taken."""
+        assert self._settings is not None
+        queues = set(worker.app.amqp.queues.consume_from)
+        served = [c for c in self._configs if bell_queue(c.name) in queues]
+        try:
+            if served:
+                self._runtime = Runtime(
+                    self._settings,
+                    worker.hostname,
+                    served,
+                    on_fatal=_end_process,
+                    others_wait=_others_wait,
+                )
+                self._runtime.start()
+            if INFER_QUEUE in queues:
+                client = Client(
+                    self._settings.redis_url,
+                    name="infer",
+                    settings=ProducerSettings(redis_url=self._settings.redis_url),
+                )
+                self._client = client.start()
+        except (ConfigError, MissingExtra) as failure:
+            _refuse(failure)
+        except TrtqError as failure:
+            log.critical("the worker cannot start: [%s] %s", failure.code, failure)
+            self.close()
+            sys.exit(EXIT_FATAL)
+
+    def request_stop(self) -> None:
+        """The worker was asked to stop: turns end soon."""
+        if self._runtime is not None:
+            self._runtime.request_stop()
+
+    def close(self) -> None:
+        """Waits for the turn, frees everything."""
+        if self._runtime is not None:
+            if not self._runtime.close():
+                log.error("the turn outlived the drain grace; its tasks will be run again")
+            self._runtime = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def watch_signals(process: WorkerProcess) -> None:
+    """Connects `process` to the worker's life cycle."""
+
+    def on_init(sender: Any = None, conf: Any = None, options: Any = None, **_: Any) -> None:
+        process.configure(conf, (options or {}).get("queues"))
+
+    def on_shutdown(**_: Any) -> None:
+        process.request_stop()
+
+    signals.celeryd_init.connect(on_init, weak=False)
+    signals.worker_shutting_down.connect(on_shutdown, weak=False)
+
+
+def _others_wait() -> bool:
+    return len(state.reserved_requests) > len(state.active_requests)
+
+
+def _end_process(reason: str) -> None:
+    """A thread that the worker cannot do without has died: the supervisor starts a new process."""
+    log.critical("ending the worker: %s", reason)
+    state.should_terminate = EXIT_FATAL
+
+
+def _refuse(failure: Exception) -> None:
+    message = failure.message if isinstance(failure, TrtqError) else str(failure)
+    url = os.environ.get("TRTQ_REDIS_URL", "")
+    print(f"trtq worker: {message.replace(url, redact(url)) if url else message}", file=sys.stderr)
+    sys.exit(EXIT_CONFIG)

@@ -1,0 +1,135 @@
+"""Settles what has run: replies, acknowledges and deletes in one step, many batches at once."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+import redis
+
+from producer.connection import LINK_ERRORS
+from producer.inbox import Inbox, Settlement
+from workers.metrics import Counters
+
+log = logging.getLogger("trtq.replies")
+
+_MOST = 512
+_MOST_BYTES = 8 << 20
+_IDLE_S = 0.5
+_BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Replier:
+    """Sends settlements of one model from its own thread, or at once from the caller's.
+
+    While Redis is away it keeps what it has and tries again: entries stay in the stream until
+    their answer is taken. `on_settled` is told every settlement that has left.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        counters: Counters,
+        on_settled: Callable[[list[Settlement]], None],
+        on_death: Callable[[str], None],
+    ) -> None:
+        self._inbox = inbox
+        self._counters = counters
+        self._on_settled = on_settled
+        self._on_death = on_death
+        self._queue: queue.SimpleQueue[list[Settlement] | None] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread = threading.Thread(
+            target=self._guarded, name=f"trtq-replies-{self._inbox.model}", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """True while the thread lives."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def put(self, settlements: list[Settlement], urgent: bool = False) -> None:
+        """Takes settlements. An urgent caller sends them itself if nothing else is under way."""
+        if urgent and self._queue.empty() and self._sending.acquire(blocking=False):
+            try:
+                if self._send(settlements):
+                    return
+            finally:
+                self._sending.release()
+        self._queue.put(settlements)
+
+    def wait_sent(self, timeout_ms: float) -> bool:
+        """Waits until nothing is under way; False after `timeout_ms`."""
+        if not self._sending.acquire(timeout=timeout_ms / 1000):
+            return False
+        self._sending.release()
+        return self._queue.empty()
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Sends what is left, for at most `timeout_s`, and stops the thread."""
+        self._stop.set()
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            self._thread = None
+
+    def _guarded(self) -> None:
+        try:
+            self._run()
+        except BaseException as failure:
+            log.exception("the replies of model %r died", self._inbox.model)
+            self._on_death(f"the replies of model {self._inbox.model!r} died: {failure!r}")
+            raise
+
+    def _run(self) -> None:
+        while not (self._stop.is_set() and self._queue.empty()):
+            settlements = self._collect()
+            if not settlements:
+                continue
+            failures = 0
+            with self._sending:
+                while not self._send(settlements):
+                    if self._stop.is_set() and failures > len(_BACKOFF_S):
+                        log.error("%d answers were not taken by Redis", len(settlements))
+                        break
+                    self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+                    failures += 1
+
+    def _collect(self) -> list[Settlement]:
+        collected: list[Settlement] = []
+        size = 0
+        try:
+            found = self._queue.get(timeout=_IDLE_S)
+            while True:
+                if found:
+                    collected += found
+                    size += sum(len(settlement.reply) for settlement in found)
+                if len(collected) >= _MOST or size >= _MOST_BYTES:
+                    break
+                found = self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        return collected
+
+    def _send(self, settlements: list[Settlement]) -> bool:
+        try:
+            answered, dropped = self._inbox.settle(settlements)
+        except LINK_ERRORS as failure:
+            log.warning("Redis took no answers, they wait: %s", failure)
+            return False
+        except redis.exceptions.ResponseError:
+            # Never seen with our own scripts; the leases run out and the tasks are run again.
+            log.exception("Redis refused %d answers", len(settlements))
+            answered, dropped = 0, len(settlements)
+        self._counters.tasks += answered
+        self._counters.dropped += dropped
+        self._on_settled(settlements)
+        return True

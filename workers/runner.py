@@ -1,0 +1,177 @@
+"""One batch in one slot: gather, run, scatter, and a failure kept to the task that caused it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+
+from producer import keys
+from producer.errors import EngineFailed, ForbiddenNaN, TrtqError
+from producer.inbox import Settlement
+from producer.spec import ModelSpec
+from producer.task import InferenceTask, Reply, RowError, client_of
+from producer.wire import encode_reply
+from workers import rows as row_copies
+from workers.batcher import Held
+from workers.engines.base import Array, Engine, Slot
+from workers.files import RowFiles
+from workers.metrics import Counters
+
+log = logging.getLogger("trtq.runner")
+
+
+class BatchRunner:
+    """Runs batches of one model; used by all its slot threads at once."""
+
+    def __init__(
+        self, engine: Engine, spec: ModelSpec, files: RowFiles, counters: Counters
+    ) -> None:
+        self._engine = engine
+        self._spec = spec
+        self._files = files
+        self._counters = counters
+
+    def run(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
+        """One settlement per task. Raises nothing that a task or the engine may cause."""
+        try:
+            settlements = self._run_together(slot, batch)
+        except Exception as failure:  # noqa: BLE001 - an engine or out of memory raises anything
+            if len(batch) > 1:
+                log.warning("a batch of %d tasks failed, each runs alone: %r", len(batch), failure)
+                return [done for held in batch for done in self.run(slot, [held])]
+            return [self._run_by_row(slot, batch[0], failure)]
+        self._counters.batch(sum(held.rows for held in batch))
+        return settlements
+
+    def _run_together(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
+        gathered = row_copies.gather(slot, batch, self._spec, self._files)
+        settlements = [self.failed(held, failure) for held, failure in gathered.failed]
+        if not gathered.rows:
+            return settlements
+        outputs = self._engine.run(slot, gathered.rows)
+        self._check(outputs, gathered.rows)
+        bad = set(gathered.nan_rows)
+        if self._spec.forbid_nan:
+            for array in outputs.values():
+                bad.update(row_copies.nan_rows(array))
+        for held, first in gathered.placed:
+            mine = sorted(row - first for row in bad if first <= row < first + held.rows)
+            settlements.append(self._answered(held, outputs, first, mine))
+        return settlements
+
+    def _check(self, outputs: Mapping[str, Array], rows: int) -> None:
+        for tensor in self._spec.outputs:
+            array = outputs.get(tensor.name)
+            if array is None or array.shape[:1] != (rows,):
+                shape = None if array is None else array.shape
+                raise EngineFailed(
+                    f"model {self._spec.name!r}: output {tensor.name!r} has shape {shape} for "
+                    f"{rows} rows; its first axis must be the batch"
+                )
+
+    def _answered(
+        self, held: Held, outputs: Mapping[str, Array], first: int, nan_rows: list[int]
+    ) -> Settlement:
+        task = held.task
+        nan = ForbiddenNaN(f"model {self._spec.name!r} forbids NaN and this row has some")
+        if task.reference is None:
+            if nan_rows:
+                return self.failed(held, nan)
+            return self._settle(
+                held, Reply(task.task_id, row_copies.cut(outputs, first, task.rows))
+            )
+        errors = tuple(RowError(task.reference.start + r, nan.code, nan.message) for r in nan_rows)
+        try:
+            for tensor in self._spec.outputs:
+                array = outputs[tensor.name][first : first + task.rows]
+                if nan_rows:
+                    array = array.copy()
+                    array[nan_rows] = _missing(array)
+                self._write(task, tensor.name, task.reference.start, array)
+        except TrtqError as failure:
+            return self.failed(held, failure)
+        self._counters.failed += bool(errors)
+        return self._settle(held, Reply(task.task_id, row_errors=errors))
+
+    def _run_by_row(self, slot: Slot, held: Held, failure: Exception) -> Settlement:
+        """The end of a task that failed alone; rows of a reference may still succeed one by one."""
+        reference = held.task.reference
+        named = self._named(failure)
+        if reference is None:
+            return self.failed(held, named)
+        errors: list[RowError] = []
+        for row in range(reference.start, reference.stop):
+            part = InferenceTask(
+                held.task.task_id, 1, reference=reference._replace(start=row, stop=row + 1)
+            )
+            one = Held(held.entry, part, held.shape_key, held.arrived_ms, held.expires_ms)
+            try:
+                gathered = row_copies.gather(slot, [one], self._spec, self._files)
+                if gathered.failed:
+                    return self.failed(held, gathered.failed[0][1])
+                outputs = self._engine.run(slot, 1)
+                self._check(outputs, 1)
+                if self._spec.forbid_nan and (
+                    gathered.nan_rows or any(row_copies.nan_rows(a) for a in outputs.values())
+                ):
+                    raise ForbiddenNaN(f"model {self._spec.name!r} forbids NaN")
+            except Exception as row_failure:  # noqa: BLE001 - as in `run`
+                row_error = self._named(row_failure)
+                errors.append(RowError(row, row_error.code, row_error.message))
+                outputs = self._missing_row(held)
+            try:
+                for tensor in self._spec.outputs:
+                    if tensor.name in outputs:
+                        self._write(held.task, tensor.name, row, outputs[tensor.name])
+            except TrtqError as write_failure:
+                return self.failed(held, write_failure)
+        self._counters.failed += bool(errors)
+        return self._settle(held, Reply(held.task.task_id, row_errors=tuple(errors)))
+
+    def _missing_row(self, held: Held) -> dict[str, Array]:
+        found = {}
+        for tensor in self._spec.outputs:
+            if None not in tensor.shape:
+                shape = tuple(size for size in tensor.shape if size is not None)
+                array = np.zeros((1, *shape), tensor.dtype)
+                array[...] = _missing(array)
+                found[tensor.name] = array
+        return found
+
+    def _write(self, task: InferenceTask, name: str, row: int, array: Array) -> None:
+        assert task.reference is not None
+        spec = next(tensor for tensor in self._spec.outputs if tensor.name == name)
+        self._files.write_rows(dict(task.reference.outputs)[name], row, array, spec)
+
+    def failed(self, held: Held, failure: TrtqError) -> Settlement:
+        """The settlement of a task that ends with an error."""
+        self._counters.failed += 1
+        reply = Reply(held.task.task_id, error_code=failure.code, error_message=failure.message)
+        return self._settle(held, reply)
+
+    def _settle(self, held: Held, reply: Reply) -> Settlement:
+        task = held.task
+        stored = keys.result(task.task_id) if task.store_s else ""
+        return Settlement(
+            held.entry,
+            held.entry.rows,
+            client_of(task.task_id),
+            encode_reply(reply),
+            stored,
+            task.store_s,
+        )
+
+    def _named(self, failure: Exception) -> TrtqError:
+        if isinstance(failure, TrtqError):
+            return failure
+        log.error("model %r raised", self._spec.name, exc_info=failure)
+        return EngineFailed(
+            f"model {self._spec.name!r} failed on this task alone: "
+            f"{type(failure).__name__}: {str(failure)[:500]}"
+        )
+
+
+def _missing(array: Array) -> float:
+    return float("nan") if array.dtype.kind == "f" else 0

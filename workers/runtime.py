@@ -1,0 +1,156 @@
+"""What one worker process holds from start to stop: its models, heartbeat and turns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from producer.bell import Bell
+from producer.connection import connect, named_errors
+from producer.errors import ConfigError
+from workers.engines import make_engine
+from workers.files import RowFiles
+from workers.metrics import Counters
+from workers.models import ModelConfig
+from workers.presence import Presence
+from workers.served import Served
+from workers.settings import WorkerSettings
+
+log = logging.getLogger("trtq.runtime")
+
+
+class Runtime:
+    """The models of one worker process. `on_fatal(reason)` is called when a thread of it died."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        node_name: str,
+        configs: Iterable[ModelConfig],
+        on_fatal: Callable[[str], None],
+        others_wait: Callable[[], bool],
+        clock: Callable[[], float] = lambda: time.monotonic() * 1000,
+    ) -> None:
+        self._settings = settings
+        self._configs = list(configs)
+        self._on_fatal = on_fatal
+        self._others_wait = others_wait
+        self._clock = clock
+        # The same node started again is another consumer: what the old one held runs out.
+        self.consumer = f"{node_name}.{secrets.token_hex(3)}"
+        self._node_name = node_name
+        self._models: dict[str, Served] = {}
+        self._stopping = threading.Event()
+        self._turn = threading.Lock()
+        self._presence: Presence | None = None
+
+    def start(self) -> None:
+        """Connects, loads and warms every model, then publishes them.
+
+        Raises RedisUnavailable, ConfigError and its children, EngineFailed.
+        """
+        settings = self._settings
+        self._redis = connect(settings.redis_url)
+        self._bell = Bell(settings.redis_url)
+        self._files = RowFiles(settings.bulk_folders)
+        with named_errors(settings.redis_url):
+            self._redis.ping()
+            for config in self._configs:
+                served = Served(
+                    config,
+                    make_engine(config),
+                    self._redis,
+                    self.consumer,
+                    settings,
+                    self._files,
+                    self._clock,
+                    self._on_fatal,
+                )
+                self._models[config.name] = served
+                served.start()
+            facts = {
+                "node": self._node_name,
+                "device": settings.device,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "started": round(time.time(), 3),
+            }
+            presence = Presence(
+                self._redis,
+                self.consumer,
+                facts,
+                list(self._models.values()),
+                self._bell,
+                settings.lease_ms,
+                settings.heartbeat_s,
+                self._on_fatal,
+            )
+            presence.start()
+            self._presence = presence
+
+    def turn(self, model: str, reason: str) -> dict[str, Any]:
+        """One turn on `model`; returns its summary. One at a time in a process."""
+        served = self._models.get(model)
+        if served is None:
+            raise ConfigError(
+                f"this worker does not serve model {model!r} but {sorted(self._models)}"
+            )
+        with self._turn:
+            before, started_ms = served.counters.copy(), self._clock()
+            ring = served.turn(self._stopping.is_set, self._others_wait)
+            if ring:
+                self._bell.ring(model, "work left")
+            return _summary(
+                model, served.counters.since(before), (self._clock() - started_ms) / 1000
+            )
+
+    def request_stop(self) -> None:
+        """Turns end soon: nothing more is claimed, what runs is finished and answered."""
+        self._stopping.set()
+
+    @property
+    def healthy(self) -> bool:
+        """True while every thread of this process lives."""
+        presence = self._presence
+        return (
+            presence is not None
+            and presence.alive
+            and all(m.executor.alive and m.replier.alive for m in self._models.values())
+        )
+
+    def close(self) -> bool:
+        """Ends the turn, stops and frees everything; False if the turn outlived its grace."""
+        self.request_stop()
+        drained = self._turn.acquire(timeout=self._settings.drain_grace_s)
+        if self._presence is not None:
+            self._presence.close()
+        for served in self._models.values():
+            served.close()
+        self._models = {}
+        if hasattr(self, "_files"):
+            self._files.close()
+            self._bell.close()
+            self._redis.close()
+        return drained
+
+
+def _summary(model: str, counts: Counters, seconds: float) -> dict[str, Any]:
+    return {
+        "model": model,
+        "tasks": counts.tasks,
+        "rows": counts.rows,
+        "batches": counts.batches,
+        "mean_batch": round(counts.rows / counts.batches, 1) if counts.batches else 0.0,
+        "failed": counts.failed,
+        "expired": counts.expired,
+        "cancelled": counts.cancelled,
+        "reclaimed": counts.reclaimed,
+        "released": counts.released,
+        "seconds": round(seconds, 3),
+    }

@@ -1,0 +1,49 @@
+"""Settings of a worker process, from `TRTQ_*` environment variables."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class WorkerSettings(BaseSettings):
+    """What one worker process needs to know. Lists of folders are separated as PATH is."""
+
+    model_config = SettingsConfigDict(env_prefix="TRTQ_", frozen=True, extra="ignore")
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    #: Folders of model configurations.
+    models: str = "configs/models"
+    #: "cpu" or the index of a GPU.
+    device: str = "cpu"
+    #: Folders inside which bulk jobs may read and write; empty refuses bulk jobs.
+    bulk_roots: str = ""
+    #: A task whose worker gave no sign for this long is run by another.
+    lease_ms: int = Field(default=10_000, ge=500)
+    #: How long a turn waits on an empty stream before it ends.
+    linger_ms: int = Field(default=500, ge=0)
+    #: A turn ends after this long, so that other models get theirs.
+    turn_budget_s: float = Field(default=30.0, gt=0)
+    #: A task delivered this often without an answer is run alone, once.
+    max_deliveries: int = Field(default=3, ge=1)
+    #: How long a stopping worker may take to finish what it runs.
+    drain_grace_s: float = Field(default=30.0, gt=0)
+    #: How often a worker says that it lives and looks for work that nobody covers.
+    heartbeat_s: float = Field(default=1.0, gt=0)
+
+    @property
+    def model_folders(self) -> list[Path]:
+        """`models` as paths."""
+        return _paths(self.models)
+
+    @property
+    def bulk_folders(self) -> list[Path]:
+        """`bulk_roots` as paths."""
+        return _paths(self.bulk_roots)
+
+
+def _paths(joined: str) -> list[Path]:
+    return [Path(part) for part in joined.split(os.pathsep) if part]

@@ -1,0 +1,73 @@
+"""The two Celery tasks: `trtq.serve`, which a bell calls, and `trtq.infer` for Celery clients."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import logging
+from typing import Any
+
+import numpy as np
+from celery import Celery, Task
+
+from producer.errors import InvalidInput, WrongDtype
+from producer.keys import INFER_TASK, SERVE_TASK
+from workers.process import WorkerProcess
+
+log = logging.getLogger("trtq.tasks")
+
+
+def register(app: Celery, process: WorkerProcess) -> None:
+    """Adds the tasks to `app`; they work on what `process` holds once the worker has started."""
+
+    def serve(model: str, reason: str = "") -> dict[str, Any]:
+        """One turn: claims, batches, runs and answers tasks of `model` until none is left."""
+        try:
+            return process.runtime.turn(model, reason)
+        except BaseException as failure:
+            log.exception("the turn on %r failed", model)
+            return {"model": model, "error": f"{type(failure).__name__}: {failure}"}
+
+    def infer(
+        model: str,
+        inputs: Any,
+        priority: str = "normal",
+        deadline: float | None = None,
+    ) -> Any:
+        """Runs `model` on nested lists or base64 .npy texts (a dict of them by input name).
+
+        Returns nested lists (a dict of them for several outputs). Goes through the model's queue
+        and batches as any other task; raises the same errors.
+        """
+        ticket = process.client.submit(
+            model, from_plain(inputs), priority=priority, deadline=deadline
+        )
+        return to_plain(ticket.result())
+
+    app.task(name=SERVE_TASK, ignore_result=True, acks_late=False)(serve)
+    app.task(
+        name=INFER_TASK, base=Task, acks_late=False, resultrepr_maxsize=200, argsrepr_maxsize=200
+    )(infer)
+
+
+def from_plain(inputs: Any) -> Any:
+    """Lists as they are, texts as base64 of a .npy file; raises InvalidInput for other texts."""
+    if isinstance(inputs, dict):
+        return {name: from_plain(value) for name, value in inputs.items()}
+    if not isinstance(inputs, str | bytes):
+        return inputs
+    try:
+        raw = base64.b64decode(inputs, validate=True)
+        return np.load(io.BytesIO(raw), allow_pickle=False)
+    except (binascii.Error, ValueError, EOFError, OSError) as failure:
+        raise InvalidInput(f"a text input must be a .npy file in base64: {failure}") from None
+
+
+def to_plain(result: Any) -> Any:
+    """Arrays as nested lists; raises WrongDtype for what is no array."""
+    if isinstance(result, dict):
+        return {name: to_plain(value) for name, value in result.items()}
+    if isinstance(result, np.ndarray | np.generic):
+        return result.tolist()
+    raise WrongDtype(f"a result of type {type(result).__name__} has no plain form")

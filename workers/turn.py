@@ -1,0 +1,296 @@
+"""A turn: claim, answer what cannot run, feed the slots, renew, go on until the stream is empty."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from producer.connection import LINK_ERRORS
+from producer.errors import TrtqError
+from producer.inbox import Entry, Inbox, Settlement
+from workers.batcher import Held
+from workers.feed import Feed
+from workers.intake import Intake
+from workers.metrics import Counters
+from workers.replies import Replier
+
+log = logging.getLogger("trtq.turn")
+
+_SLICE_MS = 100
+_QUANTUM_MS = 100.0
+_RECLAIM_MS = 1000.0
+_LINK_BACKOFF_MS = 200.0
+_LINK_PATIENCE_MS = 5000.0
+
+
+class TurnLimits(NamedTuple):
+    """Times in ms and rows that bound a turn."""
+
+    #: Rows that may wait for a slot, and rows that may be unanswered in all.
+    held_rows: int
+    unanswered_rows: int
+    lease_ms: int
+    linger_ms: float
+    budget_ms: float
+    max_deliveries: int
+    drain_ms: float
+
+
+class Ledger:
+    """Entries that this worker has claimed and not yet settled. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[int, bytes], Entry] = {}
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def rows(self) -> int:
+        """Rows of open entries."""
+        return self._rows
+
+    def entries(self) -> list[Entry]:
+        """The open entries."""
+        with self._lock:
+            return list(self._open.values())
+
+    def open(self, entries: list[Entry]) -> list[Entry]:
+        """Adds entries; returns those that were not open already."""
+        new = []
+        with self._lock:
+            for entry in entries:
+                key = (entry.stream, entry.entry_id)
+                if key not in self._open:
+                    self._open[key] = entry
+                    self._rows += entry.rows
+                    new.append(entry)
+        return new
+
+    def settled(self, settlements: list[Settlement]) -> None:
+        """Closes what was answered."""
+        self.closed(settlement.entry for settlement in settlements)
+
+    def closed(self, entries: Iterable[Entry]) -> None:
+        """Closes entries."""
+        with self._lock:
+            for entry in entries:
+                if self._open.pop((entry.stream, entry.entry_id), None) is not None:
+                    self._rows -= entry.rows
+
+
+class Turn:
+    """One turn of one worker on one model. `clock` gives ms and never goes back.
+
+    `stopping()` is true when the worker shuts down; `others_wait()` when another model's bell
+    waits for this worker.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        consumer: str,
+        intake: Intake,
+        feed: Feed,
+        replier: Replier,
+        ledger: Ledger,
+        counters: Counters,
+        limits: TurnLimits,
+        clock: Callable[[], float],
+        stopping: Callable[[], bool],
+        others_wait: Callable[[], bool],
+    ) -> None:
+        self._inbox = inbox
+        self._consumer = consumer
+        self._intake = intake
+        self._feed = feed
+        self._replier = replier
+        self._ledger = ledger
+        self._counters = counters
+        self._limits = limits
+        self._clock = clock
+        self._stopping = stopping
+        self._others_wait = others_wait
+        self._claims = 0
+        self._offset_ms = 0.0
+
+    def run(self) -> bool:
+        """Runs the turn; True if the caller must ring for work that is left."""
+        started_ms = self._clock()
+        try:
+            self._set_clock(self._inbox.enter(self._consumer))
+            self._work(started_ms)
+        except LINK_ERRORS as failure:
+            log.warning("the turn on %r ends, Redis is away: %s", self._inbox.model, failure)
+        self._finish()
+        try:
+            return self._inbox.leave(self._consumer)
+        except LINK_ERRORS:
+            return False
+
+    def _work(self, started_ms: float) -> None:
+        limits = self._limits
+        quiet_since_ms = started_ms
+        reclaim_ms = renew_ms = 0.0
+        backlog = True
+        while True:
+            now_ms = self._clock()
+            if self._stopping() or now_ms - started_ms > limits.budget_ms:
+                return
+            if now_ms - started_ms > _QUANTUM_MS and self._others_wait():
+                return
+            if now_ms >= renew_ms:
+                self._renew()
+                renew_ms = now_ms + min(limits.lease_ms / 3, 1000.0)
+            if now_ms >= reclaim_ms:
+                if self._reclaim():
+                    quiet_since_ms = now_ms
+                reclaim_ms = now_ms + _RECLAIM_MS
+            self._expire()
+            room = self._room()
+            if room <= 0:
+                self._feed.wait_below(max(1, limits.held_rows // 2), _SLICE_MS)
+                quiet_since_ms = self._clock()
+                backlog = True
+                continue
+            if backlog:
+                claimed = self._claim(room)
+                backlog = claimed >= room
+            else:
+                left_ms = limits.linger_ms - (now_ms - quiet_since_ms)
+                claimed = self._wait(room, min(_SLICE_MS, max(1.0, left_ms)))
+                backlog = claimed >= room
+            if claimed or len(self._ledger):
+                quiet_since_ms = self._clock()
+            elif self._clock() - quiet_since_ms >= limits.linger_ms:
+                return
+
+    def _room(self) -> int:
+        limits = self._limits
+        if self._ledger.rows >= limits.unanswered_rows:
+            return 0
+        held = self._feed.held_rows
+        # Claiming a few at a time costs more than it brings while the slots have enough.
+        return limits.held_rows - held if held <= limits.held_rows // 2 else 0
+
+    def _claim(self, count: int) -> int:
+        self._claims += 1
+        first = 2 if self._claims % 16 == 0 else 1 if self._claims % 4 == 0 else 0
+        claim = self._inbox.claim(self._consumer, count, first)
+        self._set_clock(claim.now_ms)
+        if claim.cancelled:
+            self._withdraw(
+                lambda held: (held.entry.stream, held.entry.entry_id) in claim.cancelled,
+                self._intake.raise_cancelled,
+            )
+        self._take_in(claim.entries, claim.cancelled)
+        return len(claim.entries)
+
+    def _wait(self, count: int, block_ms: float) -> int:
+        entries = self._inbox.wait(self._consumer, count, int(block_ms))
+        self._take_in(entries)
+        return len(entries)
+
+    def _reclaim(self) -> int:
+        limits = self._limits
+        entries = self._inbox.reclaim(
+            self._consumer, limits.lease_ms, limits.held_rows, limits.max_deliveries, False
+        )
+        self._counters.reclaimed += len(entries)
+        self._take_in(entries)
+        if not entries and not len(self._ledger):
+            return self._run_suspect()
+        return len(entries)
+
+    def _run_suspect(self) -> int:
+        """Runs one task that was with too many workers, while this worker holds nothing else."""
+        limits = self._limits
+        suspects = self._inbox.reclaim(
+            self._consumer, limits.lease_ms, 1, limits.max_deliveries, True
+        )
+        self._counters.reclaimed += len(suspects)
+        self._take_in(suspects)
+        while len(self._ledger) and not self._stopping():
+            self._feed.wait_idle(_SLICE_MS)
+            if self._feed.idle and not self._replier.wait_sent(_SLICE_MS):
+                break
+            self._renew()
+        return len(suspects)
+
+    def _take_in(
+        self, entries: list[Entry], cancelled: frozenset[tuple[int, bytes]] = frozenset()
+    ) -> None:
+        if not entries:
+            return
+        new = self._ledger.open(entries)
+        redis_now_ms = int(self._clock() + self._offset_ms)
+        admitted = self._intake.admit(new, redis_now_ms, cancelled)
+        if admitted.held:
+            self._feed.add(admitted.held)
+        if admitted.settlements:
+            self._replier.put(admitted.settlements)
+
+    def _expire(self) -> None:
+        if self._feed.held_rows:
+            now_ms = self._clock()
+            self._withdraw(lambda held: held.expires_ms <= now_ms, self._intake.raise_expired)
+
+    def _withdraw(self, unwanted: Callable[[Held], bool], reason: Callable[[Held], None]) -> None:
+        settlements = []
+        for held in self._feed.withdraw(unwanted):
+            try:
+                reason(held)
+            except TrtqError as failure:
+                settlements.append(self._intake.refused(held, failure))
+        if settlements:
+            self._replier.put(settlements)
+
+    def _renew(self) -> None:
+        entries = self._ledger.entries()
+        if not entries:
+            return
+        lost = self._inbox.renew(self._consumer, entries)
+        if lost:
+            # Answered meanwhile, or taken over after a long pause: nothing to run here.
+            gone = self._feed.withdraw(lambda h: (h.entry.stream, h.entry.entry_id) in lost)
+            self._ledger.closed([held.entry for held in gone])
+
+    def _set_clock(self, redis_now_ms: int) -> None:
+        self._offset_ms = redis_now_ms - self._clock()
+
+    def _finish(self) -> None:
+        """Lets the slots finish; hands back what they have not started if the worker stops."""
+        limits = self._limits
+        give_up_ms = self._clock() + limits.drain_ms
+        if self._stopping():
+            self._hand_back()
+        failures_until_ms = self._clock() + _LINK_PATIENCE_MS
+        while len(self._ledger) and self._clock() < give_up_ms:
+            self._feed.wait_idle(_SLICE_MS)
+            if self._feed.idle:
+                # Only answers are under way; they leave within moments or wait for Redis.
+                self._replier.wait_sent(_SLICE_MS)
+                if self._clock() > failures_until_ms:
+                    return
+            else:
+                failures_until_ms = self._clock() + _LINK_PATIENCE_MS
+            try:
+                self._expire()
+                self._renew()
+            except LINK_ERRORS as failure:
+                log.debug("leases were not renewed: %s", failure)
+
+    def _hand_back(self) -> None:
+        entries = [held.entry for held in self._feed.withdraw(lambda held: True)]
+        if not entries:
+            return
+        try:
+            released = self._inbox.release(self._consumer, entries, self._limits.lease_ms)
+            self._counters.released += released
+        except LINK_ERRORS as failure:
+            log.warning("%d tasks come back when their lease runs out: %s", len(entries), failure)
+        self._ledger.closed(entries)
