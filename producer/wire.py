@@ -83,15 +83,17 @@ def decode_replies(blob: bytes) -> Iterator[Reply]:
         raw=False, use_list=False, strict_map_key=True, max_buffer_size=max(1, len(blob))
     )
     unpacker.feed(blob)
+    whole = 0
     while True:
         try:
             fields = unpacker.unpack()
         except msgpack.OutOfData:
-            if unpacker.tell() != len(blob):
+            if whole != len(blob):
                 raise CorruptMessage("a reply is truncated") from None
             return
         except (ValueError, msgpack.UnpackException) as failure:
             raise CorruptMessage(f"a reply is no msgpack: {failure}") from None
+        whole = unpacker.tell()
         yield _reply(fields)
 
 
