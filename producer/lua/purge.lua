@@ -26,6 +26,6 @@ for _, entry in ipairs(read[1][2]) do
   redis.call('XDEL', stream, entry[1])
 end
 redis.call('XGROUP', 'DELCONSUMER', stream, group, 'purge')
-redis.call('HINCRBY', load, 'rows', -rows)
-redis.call('HINCRBY', load, 'bytes', -bytes)
+redis.call('HINCRBY', KEYS[2], 'rows', -rows)
+redis.call('HINCRBY', KEYS[2], 'bytes', -bytes)
 return frames

@@ -1,0 +1,344 @@
+"""The queue on a real Redis: bell rule, claims, leases, settling once, cancelling, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import redis
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from producer import keys
+from producer.inbox import BELL_TTL_MS, TURN_LEASE_MS, Entry, Inbox, Settlement
+from producer.spec import ModelSpec, TensorSpec
+from producer.task import Reply
+from producer.wire import decode_replies, encode_reply
+from tests.support.processes import until
+
+SPEC = ModelSpec(
+    name="m",
+    inputs=(TensorSpec(name="x", dtype="uint8", shape=(1,)),),
+    outputs=(TensorSpec(name="y", dtype="uint8", shape=(1,)),),
+    max_batch=4,
+    max_rows_per_task=4,
+    queue_max_rows=20,
+    queue_max_bytes=1000,
+    cover_rows=8,
+)
+
+
+class Adder:
+    """Adds tasks as a client does, each call a flush of its own."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.inbox = inbox
+        self.flush = 0
+
+    def __call__(
+        self, frames: Sequence[bytes], priority: int = 1, rows: int = 1
+    ) -> tuple[bool, list[bytes | None]]:
+        self.flush += 1
+        return self.inbox.add(SPEC, priority, "c", self.flush, [(rows, f) for f in frames])
+
+
+@pytest.fixture
+def inbox(connection: redis.Redis) -> Inbox:
+    return Inbox(connection, "m")
+
+
+@pytest.fixture
+def add(inbox: Inbox) -> Adder:
+    return Adder(inbox)
+
+
+def answer(entry: Entry, text: bytes = b"r") -> Settlement:
+    return Settlement(entry, entry.rows, "c", text)
+
+
+def replies(connection: redis.Redis) -> list[bytes]:
+    return [fields[b"d"] for _, fields in connection.xrange(keys.reply("c"))]
+
+
+def test_the_first_work_rings_and_more_does_not(inbox: Inbox, add: Adder) -> None:
+    ring, ids = add([b"a", b"b"])
+    assert ring
+    assert len(ids) == 2
+    assert add([b"c"])[0] is False
+    state = inbox.look()
+    assert (state.normal, state.rows, state.bytes, state.bells) == (3, 3, 3, 1)
+
+
+def test_a_running_turn_covers_and_an_ended_one_does_not(inbox: Inbox, add: Adder) -> None:
+    inbox.enter("w")
+    assert add([b"a"])[0] is False
+    assert inbox.leave("w") is True
+    assert inbox.look().bells == 1
+    assert add([b"b"])[0] is False
+
+
+def test_a_turn_that_left_nothing_does_not_ring(inbox: Inbox, add: Adder) -> None:
+    inbox.enter("w")
+    add([b"a"])
+    inbox.claim("w", 10)
+    assert inbox.leave("w") is False
+
+
+def test_more_work_than_a_worker_holds_rings_for_another(inbox: Inbox, add: Adder) -> None:
+    inbox.attend("w1", 5000)
+    inbox.attend("w2", 5000)
+    inbox.enter("w1")
+    assert add([b"a"] * 8)[0] is False
+    assert add([b"b"])[0] is True
+    assert add([b"c"])[0] is False
+
+
+def test_a_lost_bell_is_healed_when_it_is_old(
+    inbox: Inbox, add: Adder, connection: redis.Redis
+) -> None:
+    add([b"a"])
+    assert inbox.heal(1000) is False
+    (bell,) = connection.zrange(inbox.keys.bells, 0, -1)
+    connection.zadd(inbox.keys.bells, {bell: redis_ms(connection) - 1})
+    assert inbox.heal(1000) is True
+    assert inbox.heal(1000) is False
+    assert BELL_TTL_MS <= 1000
+
+
+def redis_ms(connection: redis.Redis) -> int:
+    seconds, micros = connection.time()
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def test_a_dead_workers_entries_are_healed(inbox: Inbox, add: Adder) -> None:
+    add([b"a"])
+    inbox.enter("dead")
+    inbox.claim("dead", 1)
+    inbox.leave("dead")
+    assert inbox.heal(60_000) is False
+    assert until(lambda: inbox.heal(1))
+
+
+def test_claims_go_by_priority(inbox: Inbox, add: Adder) -> None:
+    add([b"low"], 2)
+    add([b"normal"], 1)
+    add([b"high1", b"high2"], 0)
+    assert [e.frame for e in inbox.claim("w", 3).entries] == [b"high1", b"high2", b"normal"]
+    assert [e.frame for e in inbox.claim("w", 3).entries] == [b"low"]
+    add([b"high3"], 0)
+    add([b"low2"], 2)
+    assert [e.frame for e in inbox.claim("w", 1, first=2).entries] == [b"low2"]
+
+
+def test_waiting_claims_and_heals_a_missing_group(inbox: Inbox, add: Adder) -> None:
+    assert inbox.wait("w", 4, 1) == []
+    add([b"abc"], rows=3)
+    (entry,) = inbox.wait("w", 4, 1000)
+    assert (entry.stream, entry.frame, entry.rows) == (1, b"abc", 3)
+
+
+def test_the_same_flush_twice_adds_once(inbox: Inbox) -> None:
+    first = inbox.add(SPEC, 1, "c", 7, [(1, b"a")])
+    again = inbox.add(SPEC, 1, "c", 7, [(1, b"a")])
+    assert again == (False, first[1])
+    assert inbox.look().normal == 1
+    other = inbox.add(SPEC, 0, "c", 7, [(1, b"a")])
+    assert other[1] != first[1]
+
+
+def test_limits_of_rows_and_bytes(inbox: Inbox, add: Adder) -> None:
+    _, ids = add([b"a"] * 6, rows=4)
+    assert [entry_id is not None for entry_id in ids] == [True] * 5 + [False]
+    entries = inbox.claim("w", 10).entries
+    inbox.settle([answer(entry) for entry in entries])
+    assert inbox.look().rows == 0
+    _, ids = add([b"x" * 600, b"y" * 600, b"z"])
+    assert [entry_id is not None for entry_id in ids] == [True, False, True]
+
+
+def test_settling_answers_once(inbox: Inbox, add: Adder, connection: redis.Redis) -> None:
+    add([b"a", b"b"])
+    entries = inbox.claim("w", 10).entries
+    assert inbox.settle([answer(e, b"<%s>" % (e.frame or b"")) for e in entries]) == (2, 0)
+    assert inbox.settle([answer(e, b"again") for e in entries]) == (0, 2)
+    assert replies(connection) == [b"<a><b>"]
+    assert connection.ttl(keys.reply("c")) > 0
+    assert inbox.look()[:6] == (0, 0, 0, 0, 0, 0)
+
+
+def test_settling_stores_and_keeps_the_dead(
+    inbox: Inbox, add: Adder, connection: redis.Redis
+) -> None:
+    add([b"a"])
+    (entry,) = inbox.claim("w", 10).entries
+    inbox.settle([Settlement(entry, 1, None, b"r", "trtq:result:c-1", 60, b"record")])
+    assert connection.get("trtq:result:c-1") == b"r"
+    assert connection.ttl("trtq:result:c-1") > 0
+    assert inbox.look().dead == 1
+    assert replies(connection) == []
+
+
+def test_a_late_worker_cannot_answer_twice(
+    inbox: Inbox, add: Adder, connection: redis.Redis
+) -> None:
+    add([b"a"])
+    (late,) = inbox.claim("late", 1).entries
+    (taken,) = until(lambda: inbox.reclaim("other", 1, 10, 3, False))
+    assert taken.deliveries == 1
+    assert inbox.renew("late", [late]) == {(1, late.entry_id)}
+    assert inbox.renew("other", [taken]) == frozenset()
+    assert inbox.settle([answer(late, b"late")]) == (1, 0)
+    assert inbox.settle([answer(taken, b"other")]) == (0, 1)
+    assert replies(connection) == [b"late"]
+
+
+def test_suspects_come_one_at_a_time(inbox: Inbox, add: Adder) -> None:
+    add([b"a", b"b"])
+    inbox.claim("w0", 10)
+    for number in range(1, 3):
+        assert len(until(lambda n=number: inbox.reclaim(f"w{n}", 1, 10, 3, False))) == 2
+    until(lambda: inbox.heal(1) or inbox.look().bells)
+    assert inbox.reclaim("w3", 1, 10, 3, False) == []
+    (suspect,) = until(lambda: inbox.reclaim("w3", 1, 10, 3, True))
+    assert suspect.deliveries == 3
+
+
+def test_released_entries_come_back_at_once_uncounted(inbox: Inbox, add: Adder) -> None:
+    add([b"a"])
+    inbox.enter("w")
+    (entry,) = inbox.claim("w", 1).entries
+    assert inbox.release("w", [entry], 10_000) == 1
+    assert inbox.look().bells == 1
+    (again,) = inbox.reclaim("x", 10_000, 10, 3, False)
+    assert again.deliveries == 0
+    assert inbox.release("w", [again], 10_000) == 0
+
+
+def test_cancel_before_and_after_the_claim(inbox: Inbox, add: Adder) -> None:
+    _, ids = add([b"a", b"b"])
+    first, second = ids
+    assert first is not None
+    assert second is not None
+    assert inbox.cancel(1, first) == 1
+    assert inbox.cancel(1, first) == -1
+    (entry,) = inbox.claim("w", 5).entries
+    assert entry.frame == b"b"
+    assert inbox.cancel(1, second) == 0
+    assert inbox.claim("w", 5).cancelled == {(1, second)}
+    inbox.settle([answer(entry)])
+    assert inbox.claim("w", 5).cancelled == frozenset()
+    assert inbox.look().rows == 0
+
+
+def test_purge_takes_what_nobody_holds(inbox: Inbox, add: Adder) -> None:
+    add([b"held"])
+    inbox.claim("w", 1)
+    add([b"a"], 0, rows=2)
+    add([b"b"], 2)
+    assert inbox.purge() == [b"a", b"b"]
+    assert (inbox.look().rows, inbox.look().claimed) == (1, 1)
+
+
+def test_presence(inbox: Inbox) -> None:
+    inbox.attend("w", 5000)
+    inbox.ensure_groups()
+    assert inbox.look().workers == 1
+    inbox.absent("w")
+    assert inbox.look().workers == 0
+    assert TURN_LEASE_MS > 1000
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Any order of adds, claims, crashes, releases and answers: each task is answered once, and
+    uncovered work always rings."""
+
+    connection: redis.Redis
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection.flushdb()
+        self.inbox = Inbox(self.connection, "m")
+        self.adder = Adder(self.inbox)
+        self.accepted: set[bytes] = set()
+        self.rung = False
+        self.in_turn: set[str] = set()
+        self.number = 0
+
+    claimed = Bundle("claimed")
+
+    @rule(count=st.integers(1, 6), priority=st.integers(0, 2))
+    def add_tasks(self, count: int, priority: int) -> None:
+        frames = []
+        for _ in range(count):
+            self.number += 1
+            frames.append(encode_reply(Reply(f"c-{self.number}", error_code="x")))
+        ring, ids = self.adder(frames, priority)
+        self.accepted |= {f for f, i in zip(frames, ids, strict=True) if i is not None}
+        self.rung |= ring
+
+    @rule(worker=st.sampled_from("ab"))
+    def start_turn(self, worker: str) -> None:
+        self.inbox.enter(worker)
+        self.in_turn.add(worker)
+        self.rung = self.inbox.look().bells > 0
+
+    @rule(target=claimed, worker=st.sampled_from("ab"), count=st.integers(1, 4))
+    def claim(self, worker: str, count: int) -> object:
+        if worker not in self.in_turn:
+            return multiple()
+        return multiple(*((worker, e) for e in self.inbox.claim(worker, count).entries))
+
+    @rule(item=consumes(claimed))
+    def settle(self, item: tuple[str, Entry]) -> None:
+        _, entry = item
+        self.inbox.settle([answer(entry, entry.frame or b"")])
+
+    @rule(item=consumes(claimed))
+    def release(self, item: tuple[str, Entry]) -> None:
+        worker, entry = item
+        if self.inbox.release(worker, [entry], 10_000):
+            self.rung = True
+
+    @rule(target=claimed, worker=st.sampled_from("ab"))
+    def reclaim(self, worker: str) -> object:
+        if worker not in self.in_turn:
+            return multiple()
+        return multiple(*((worker, e) for e in self.inbox.reclaim(worker, 5000, 9, 99, False)))
+
+    @rule(worker=st.sampled_from("ab"))
+    def end_turn(self, worker: str) -> None:
+        if worker in self.in_turn:
+            self.in_turn.remove(worker)
+            self.rung |= self.inbox.leave(worker)
+
+    @invariant()
+    def waiting_work_is_covered(self) -> None:
+        state = self.inbox.look()
+        if state.high + state.normal + state.low > state.claimed:
+            assert self.rung or self.in_turn
+
+    def teardown(self) -> None:
+        self.inbox.enter("last")
+        for entry in self.inbox.claim("last", 1000).entries:
+            self.inbox.settle([answer(entry, entry.frame or b"")])
+        for entry in self.inbox.reclaim("last", 0, 1000, 99, False):
+            self.inbox.settle([answer(entry, entry.frame or b"")])
+        answered = [r.task_id for blob in replies(self.connection) for r in decode_replies(blob)]
+        assert len(answered) == len(set(answered)) == len(self.accepted)
+        assert self.inbox.look()[:6] == (0, 0, 0, 0, 0, 0)
+
+
+def test_any_order_answers_once_and_rings(connection: redis.Redis) -> None:
+    machine = type("Machine", (QueueMachine,), {"connection": connection})
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None)
+    )
