@@ -38,8 +38,11 @@ def register(app: Celery, process: WorkerProcess) -> None:
         """Runs `model` on nested lists or base64 .npy texts (a dict of them by input name).
 
         Returns nested lists (a dict of them for several outputs). Goes through the model's queue
-        and batches as any other task; raises the same errors.
+        and batches as any other task; raises the same errors. In a chain or chord Celery puts the
+        earlier result first, so `(inputs, model)` is understood too.
         """
+        if isinstance(inputs, str) and not isinstance(model, str):
+            model, inputs = inputs, model
         ticket = process.client.submit(
             model, from_plain(inputs), priority=priority, deadline=deadline
         )
