@@ -80,6 +80,7 @@ class Client:
                 self._clock,
                 self.settings.client_max_unsent,
                 self._mailbox.forget,
+                lambda: self._mailbox.open_tickets,
             )
             self._mailbox.start()
             self._outbox.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,6 +26,9 @@ _CARRIED_TASKS = 4096
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 _FULL_RETRY_S = 0.02
 _IDLE_S = 1.0
+# With many tasks under way their number counts, not the next one's latency: gather a moment.
+_BUSY_TASKS = 32
+_GATHER_S = 0.001
 
 
 class Letter(NamedTuple):
@@ -48,6 +52,8 @@ class Outbox:
         clock: Callable[[], float],
         max_unsent: int,
         on_refused: Callable[[Ticket], None],
+        in_flight: Callable[[], int],
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._redis = connection
         self._client = client
@@ -55,6 +61,8 @@ class Outbox:
         self._clock = clock
         self._max_unsent = max_unsent
         self._on_refused = on_refused
+        self._in_flight = in_flight
+        self._sleep = sleep
         self._queue: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._inboxes: dict[str, Inbox] = {}
@@ -137,6 +145,8 @@ class Outbox:
         size = 0
         try:
             first = self._queue.get(timeout=_IDLE_S) if wait else self._queue.get_nowait()
+            if self._in_flight() > _BUSY_TASKS:
+                self._sleep(_GATHER_S)
             while True:
                 if first is not None and not first.ticket.done():
                     letters.append(first)
