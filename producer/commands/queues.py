@@ -1,0 +1,109 @@
+"""`trtq models`, `status` and `purge`."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from producer.commands.shared import (
+    DEFAULT_URL,
+    AsJson,
+    Model,
+    RedisUrl,
+    open_client,
+    open_redis,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def models(as_json: AsJson = False, redis_url: RedisUrl = DEFAULT_URL) -> None:
+    """List the models that workers have published."""
+    from rich.console import Console
+
+    with open_redis(redis_url) as connection:
+        from producer.catalog import Catalog
+
+        specs = Catalog(connection, 0.0, time.monotonic).all()
+    if as_json:
+        typer.echo(json.dumps([spec.model_dump(mode="json") for spec in specs]))
+        return
+    from producer.commands.tables import models_table
+
+    Console().print(models_table(specs))
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", help="Show it until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+    as_json: AsJson = False,
+    redis_url: RedisUrl = DEFAULT_URL,
+) -> None:
+    """Show queues and workers.
+
+    high, normal and low count tasks, also those that workers hold ("running"); oldest is the age
+    of the oldest task; dead counts messages kept because nobody could be told about them.
+    """
+    from rich.console import Console
+
+    if watch:
+        _watch(redis_url, interval)
+        return
+    from producer.status import look
+
+    with open_redis(redis_url) as connection:
+        state = look(connection)
+    if as_json:
+        typer.echo(json.dumps(state.as_document()))
+        return
+    from producer.commands.tables import status_tables
+
+    Console().print(status_tables(state))
+
+
+def _watch(redis_url: str, interval: float) -> None:
+    from rich.live import Live
+
+    with Live(_look(redis_url), auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(interval)
+                live.update(_look(redis_url), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def _look(redis_url: str) -> RenderableType:
+    from rich.text import Text
+
+    from producer.commands.tables import status_tables
+    from producer.errors import RedisUnavailable
+    from producer.status import look
+
+    try:
+        with open_redis(redis_url) as connection:
+            return status_tables(look(connection))
+    except RedisUnavailable as error:
+        # Whoever watches wants to see it come back.
+        return Text(error.message, style="red")
+
+
+def purge(
+    model: Model,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    redis_url: RedisUrl = DEFAULT_URL,
+) -> None:
+    """Remove a model's tasks that no worker holds; their senders get Cancelled."""
+    with open_client(redis_url) as client:
+        client.spec(model)
+    if not yes:
+        typer.confirm(f"Remove all waiting tasks of {model}?", abort=True)
+    from producer.purge import purge as purge_queue
+
+    with open_redis(redis_url) as connection:
+        removed = purge_queue(connection, model)
+    typer.echo(f"{removed:,} tasks removed")

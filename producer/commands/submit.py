@@ -1,0 +1,86 @@
+"""`trtq submit` and `trtq result`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from producer.commands.shared import DEFAULT_URL, Model, Priority, RedisUrl, open_client
+
+Output = Annotated[Path | None, typer.Option(help="Write the result to this .npy or .npz instead.")]
+
+
+def submit(
+    model: Model,
+    inputs: Annotated[
+        str,
+        typer.Argument(
+            metavar="[FILE]", help="A .npy, .npz or JSON file; - is stdin.", show_default="-"
+        ),
+    ] = "-",
+    output: Output = None,
+    priority: Priority = "normal",
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds after which the answer is useless.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds to wait for room in a full queue.")
+    ] = None,
+    store: Annotated[
+        bool, typer.Option("--store", help="Keep the result for `trtq result`; prints its id.")
+    ] = False,
+    redis_url: RedisUrl = DEFAULT_URL,
+) -> None:
+    """Run one task and print its result as JSON.
+
+    A .npz or a JSON object gives inputs by name; a .npy or a JSON list is the only input.
+    """
+    from producer.commands.arrays import check_output, read_inputs
+
+    if output is not None:
+        check_output(output)
+    value = read_inputs(inputs, sys.stdin.buffer)
+    with open_client(redis_url) as client:
+        if output is not None and output.suffix == ".npy":
+            _check_single_output(len(client.spec(model).outputs), output)
+        ticket = client.submit(
+            model, value, priority=priority, deadline=deadline, timeout=timeout, store=store
+        )
+        if store:
+            typer.echo(f"task {ticket.task_id}", err=True)
+        result = ticket.result()
+    _show(result, output)
+
+
+def result(
+    task_id: Annotated[str, typer.Argument(metavar="TASK", help="The id that --store printed.")],
+    output: Output = None,
+    redis_url: RedisUrl = DEFAULT_URL,
+) -> None:
+    """Print the stored result of a task that was submitted with --store."""
+    from producer.commands.arrays import check_output
+
+    if output is not None:
+        check_output(output)
+    with open_client(redis_url) as client:
+        value = client.result(task_id)
+    _show(value, output)
+
+
+def _check_single_output(number: int, output: Path) -> None:
+    from producer.errors import InvalidInput
+
+    if number > 1:
+        raise InvalidInput(f"--output {str(output)!r}: the model has {number} outputs, use a .npz")
+
+
+def _show(value: Any, output: Path | None) -> None:
+    from producer.commands.arrays import to_json, write_outputs
+
+    if output is None:
+        typer.echo(to_json(value))
+    else:
+        write_outputs(output, value)

@@ -1,0 +1,49 @@
+"""Empties a model's queue and tells the senders."""
+
+from __future__ import annotations
+
+import redis
+
+from producer import keys
+from producer.errors import Cancelled
+from producer.inbox import REPLY_TTL_S, Inbox
+from producer.task import Reply, client_of
+from producer.wire import encode_reply, sender_of
+
+
+def purge(connection: redis.Redis, model: str) -> int:
+    """Takes every task of `model` that no worker holds; returns how many.
+
+    Their tickets end with Cancelled. Raises InvalidInput for a name that is none, redis-py's
+    errors.
+    """
+    inbox = Inbox(connection, model)
+    before = inbox.look()
+    left = before.high + before.normal + before.low
+    removed = 0
+    # At most what was there at the start: busy senders must not keep this going for ever.
+    while removed < left:
+        frames = inbox.purge()
+        if not frames:
+            break
+        removed += len(frames)
+        _tell(connection, model, frames)
+    return removed
+
+
+def _tell(connection: redis.Redis, model: str, frames: list[bytes]) -> None:
+    replies: dict[str, bytearray] = {}
+    for frame in frames:
+        task_id = sender_of(frame)
+        if task_id is not None:
+            reply = Reply(
+                task_id,
+                error_code=Cancelled.code,
+                error_message=f"task {task_id}: the queue of model {model!r} was purged",
+            )
+            replies.setdefault(client_of(task_id), bytearray()).extend(encode_reply(reply))
+    pipe = connection.pipeline()
+    for client, joined in replies.items():
+        pipe.xadd(keys.reply(client), {b"d": bytes(joined)})
+        pipe.expire(keys.reply(client), REPLY_TTL_S)
+    pipe.execute()
