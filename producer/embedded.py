@@ -135,7 +135,10 @@ class EmbeddedRedis:
                         f"redis-server on port {self.port} ended with {code}: {log.strip()}"
                     )
                 try:
-                    connection.ping()
+                    # Another server may have the port, and ours is about to end for it.
+                    if connection.info("server")["process_id"] != self._process.pid:
+                        time.sleep(0.02)
+                        continue
                 except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
                     time.sleep(0.02)
                     continue
