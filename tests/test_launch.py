@@ -1,0 +1,220 @@
+"""The supervisor of worker processes, with children and a clock that the test drives."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from producer.errors import ConfigError, InvalidInput, MissingExtra
+from tests.support.processes import until
+from workers import launch
+from workers.launch import Child, Plan, Supervisor, make_plans, parse_devices
+
+
+class FakeChild:
+    """Runs until told to end; `obeys` makes SIGTERM end it with 0."""
+
+    def __init__(self, plan: Plan, obeys: bool = True) -> None:
+        self.plan = plan
+        self.obeys = obeys
+        self.code: int | None = None
+        self.signals: list[int] = []
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def send_signal(self, sig: int) -> None:
+        self.signals.append(sig)
+        if sig == signal.SIGKILL:
+            self.code = -9
+        elif self.obeys and self.code is None:
+            self.code = 0
+
+
+class World:
+    """Children by start, and a clock that each sleep moves; `script` acts at a time."""
+
+    def __init__(self, *names: str, obeys: bool = True) -> None:
+        self.now_s = 0.0
+        self.started: list[tuple[float, FakeChild]] = []
+        self.reports: list[str] = []
+        self.obeys = obeys
+        self.at: list[tuple[float, Callable[[], None]]] = []
+        self.supervisor = Supervisor(
+            [Plan(name, ("true",), {}) for name in names],
+            spawn=self.spawn,
+            clock=lambda: self.now_s,
+            sleep=self.sleep,
+            report=self.reports.append,
+        )
+
+    def spawn(self, plan: Plan) -> Child:
+        child = FakeChild(plan, self.obeys)
+        self.started.append((self.now_s, child))
+        return child
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        assert self.now_s < 1000, "the supervisor never ended"
+        while self.at and self.at[0][0] <= self.now_s:
+            self.at.pop(0)[1]()
+
+    def end_latest(self, code: int) -> Callable[[], None]:
+        def act() -> None:
+            self.started[-1][1].code = code
+
+        return act
+
+
+def test_one_child_per_plan_until_a_stop_that_is_forwarded_once() -> None:
+    world = World("gpu0", "gpu1", "infer")
+    world.at = [(5, world.supervisor.request_stop)]
+    assert world.supervisor.run() == 0
+    assert [child.plan.name for _, child in world.started] == ["gpu0", "gpu1", "infer"]
+    assert all(child.signals == [signal.SIGTERM] for _, child in world.started)
+
+
+def test_a_second_stop_kills() -> None:
+    world = World("cpu", obeys=False)
+    world.at = [(5, world.supervisor.request_stop), (9, world.supervisor.request_stop)]
+    assert world.supervisor.run() == 1
+    assert world.started[0][1].signals == [signal.SIGTERM, signal.SIGKILL]
+    assert world.now_s >= 9
+
+
+def test_failing_children_are_restarted_ever_later() -> None:
+    world = World("cpu")
+    lives_s = iter([0, 0, 0, 0, 0, 0, 0, 60, 0])
+
+    def spawn(plan: Plan) -> Child:
+        child = world.spawn(plan)
+        life_s = next(lives_s, None)
+        end = world.supervisor.request_stop if life_s is None else world.end_latest(70)
+        world.at = [(world.now_s + (life_s or 0), end)]
+        return child
+
+    world.supervisor._spawn = spawn
+    assert world.supervisor.run() == 0
+    starts = [when for when, _ in world.started]
+    gaps = [after - before for before, after in itertools.pairwise(starts)]
+    assert gaps == pytest.approx([1, 2, 4, 8, 16, 30, 30, 61, 2], abs=0.5)
+
+
+def test_a_wrong_configuration_stops_all_with_78() -> None:
+    world = World("gpu0", "gpu1")
+    world.at = [(3, world.end_latest(78))]
+    assert world.supervisor.run() == 78
+    assert len(world.started) == 2
+    assert world.started[0][1].signals == [signal.SIGTERM]
+    assert "configuration" in world.reports[0]
+
+
+def test_a_stop_while_a_restart_is_due_starts_nothing() -> None:
+    world = World("cpu")
+    world.at = [(1, world.end_latest(-9)), (1.5, world.supervisor.request_stop)]
+    assert world.supervisor.run() == 0
+    assert len(world.started) == 1
+
+
+def test_a_child_shut_down_by_an_operator_stays_down() -> None:
+    world = World("cpu")
+    world.at = [(2, world.end_latest(0))]
+    assert world.supervisor.run() == 0
+    assert len(world.started) == 1
+
+
+def test_a_failure_while_stopping_is_the_exit_code() -> None:
+    world = World("cpu", obeys=False)
+    world.at = [(1, world.supervisor.request_stop), (2, world.end_latest(70))]
+    assert world.supervisor.run() == 1
+    assert "70" in world.reports[0]
+
+
+def test_a_child_that_had_not_begun_when_stopped_is_no_failure() -> None:
+    world = World("cpu", obeys=False)
+    world.at = [(1, world.supervisor.request_stop), (2, world.end_latest(-15))]
+    assert world.supervisor.run() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [("cpu", ["cpu"]), ("0,1", ["0", "1"]), ("all", ["0", "1", "2"]), ("3", ["3"])],
+)
+def test_devices(text: str, devices: list[str]) -> None:
+    assert parse_devices(text, lambda: 3) == devices
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "0,0", "0,all", "-1", "0,"])
+def test_wrong_devices(text: str) -> None:
+    with pytest.raises(ConfigError, match="devices"):
+        parse_devices(text, lambda: 3)
+
+
+def test_all_without_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="no NVIDIA GPU"):
+        parse_devices("all", lambda: 0)
+
+
+def test_all_without_the_gpu_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(MissingExtra, match=r"trtq\[gpu\]"):
+        parse_devices("all")
+
+
+def test_plans_of_two_gpus(tmp_path: Path) -> None:
+    plans = make_plans(
+        ["0", "1"],
+        redis_url="redis://h/0",
+        models=[tmp_path, tmp_path],
+        bulk_roots=[tmp_path],
+        name="left",
+    )
+    assert [plan.name for plan in plans] == ["left-gpu0", "left-gpu1", "left-infer"]
+    assert plans[1].env["CUDA_VISIBLE_DEVICES"] == plans[1].env["TRTQ_DEVICE"] == "1"
+    assert plans[0].env["TRTQ_MODELS"] == f"{tmp_path}{os.pathsep}{tmp_path}"
+    assert plans[0].env["TRTQ_BULK_ROOTS"] == str(tmp_path)
+    assert "CUDA_VISIBLE_DEVICES" not in plans[2].env
+    assert plans[2].command[-2:] == ("-Q", "trtq.infer")
+    assert "left-gpu0@%h" in plans[0].command
+    # The URL may hold a password: it must not be in a command line, which all users can read.
+    assert not any("redis://" in part for plan in plans for part in plan.command)
+
+
+def test_no_infer_child_and_wrong_options(tmp_path: Path) -> None:
+    plans = make_plans(["cpu"], redis_url="r", models=[tmp_path], infer_threads=0)
+    assert [plan.name for plan in plans] == ["cpu"]
+    with pytest.raises(ConfigError, match="--models"):
+        make_plans(["cpu"], redis_url="r", models=[tmp_path / "none"])
+    with pytest.raises(ConfigError, match="--infer-threads"):
+        make_plans(["cpu"], redis_url="r", models=[tmp_path], infer_threads=-1)
+    with pytest.raises(InvalidInput):
+        make_plans(["cpu"], redis_url="r", models=[tmp_path], name="a b")
+
+
+def test_signals_reach_a_real_child(tmp_path: Path) -> None:
+    script = """
+import sys
+from workers.launch import Plan, launch
+child = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0));"
+child += "open('ready', 'w').close(); time.sleep(60)"
+sys.exit(launch([Plan("cpu", (sys.executable, "-c", child), {"X": "1"})]))
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path)
+    try:
+        until((tmp_path / "ready").exists)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_launch_needs_no_gpu_library() -> None:
+    assert "pynvml" not in vars(launch)

@@ -1,0 +1,269 @@
+"""`trtq worker`: one Celery worker process per device, started, watched and restarted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, Protocol
+
+from producer import keys
+from producer.errors import ConfigError, MissingExtra
+
+#: A child that ended with this would end so again (os.EX_CONFIG): it is not restarted.
+EXIT_CONFIG = 78
+_EXIT_FAILED = 1
+_FIRST_BACKOFF_S = 1.0
+_MOST_BACKOFF_S = 30.0
+_STEADY_S = 60.0
+_POLL_S = 0.1
+
+
+class Plan(NamedTuple):
+    """One child: its node name's first part, its command, and what its environment adds."""
+
+    name: str
+    command: tuple[str, ...]
+    env: dict[str, str]
+
+
+class Child(Protocol):
+    """What the supervisor asks of a process; subprocess.Popen is one."""
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+
+    def send_signal(self, sig: int) -> None:
+        """Sends a signal, if it still runs."""
+
+
+def parse_devices(text: str, count_gpus: Callable[[], int] | None = None) -> list[str]:
+    """`cpu`, `all` (every GPU), or GPU indices like `0,1`, as a list of devices.
+
+    Raises ConfigError for anything else and for `all` without a GPU, MissingExtra for `all`
+    without the extra `gpu`.
+    """
+    devices = [part.strip() for part in text.split(",")]
+    if devices == ["all"]:
+        number = (count_gpus or gpu_count)()
+        if number < 1:
+            raise ConfigError("--devices all: this machine has no NVIDIA GPU; use --devices cpu")
+        return [str(index) for index in range(number)]
+    for device in devices:
+        if device != "cpu" and not (device.isascii() and device.isdigit()):
+            raise ConfigError(f"--devices {text!r}: use cpu, all, or GPU indices like 0,1")
+    if len(set(devices)) < len(devices):
+        raise ConfigError(f"--devices {text!r} names a device twice")
+    return devices
+
+
+def gpu_count() -> int:
+    """NVIDIA GPUs of this machine; raises MissingExtra without the extra `gpu`, ConfigError."""
+    try:
+        import pynvml
+    except ImportError as failure:
+        raise MissingExtra(
+            "--devices all needs NVIDIA's management library: pip install 'trtq[gpu]'"
+        ) from failure
+    try:
+        pynvml.nvmlInit()
+        try:
+            return int(pynvml.nvmlDeviceGetCount())
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as failure:
+        raise ConfigError(
+            f"--devices all: no NVIDIA driver answers ({failure}); use --devices cpu"
+        ) from failure
+
+
+def make_plans(
+    devices: Sequence[str],
+    *,
+    redis_url: str,
+    models: Sequence[Path],
+    bulk_roots: Sequence[Path] = (),
+    name: str = "",
+    infer_threads: int = 8,
+    loglevel: str = "info",
+) -> list[Plan]:
+    """One child per device, and one for `trtq.infer` unless `infer_threads` is 0.
+
+    Raises ConfigError for a folder that does not exist or a name that cannot be a node's.
+    """
+    for option, folders in (("--models", models), ("--bulk-root", bulk_roots)):
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError(f"{option} {str(folder)!r} is no folder; create it first")
+    if infer_threads < 0:
+        raise ConfigError(f"--infer-threads {infer_threads}: use 0 or more")
+    prefix = f"{keys.check_name(name)}-" if name else ""
+    env = {
+        "TRTQ_REDIS_URL": redis_url,
+        "TRTQ_MODELS": _joined(models),
+        "TRTQ_BULK_ROOTS": _joined(bulk_roots),
+    }
+    plans = []
+    for device in devices:
+        own = {**env, "TRTQ_DEVICE": device}
+        if device != "cpu":
+            # The child sees one GPU only, so no library of it can touch another; counted by bus
+            # as the driver's tools do, not by speed.
+            own |= {"CUDA_VISIBLE_DEVICES": device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        node = prefix + (device if device == "cpu" else f"gpu{device}")
+        plans.append(Plan(node, _command(node, loglevel, 1), own))
+    if infer_threads:
+        node = f"{prefix}infer"
+        command = (*_command(node, loglevel, infer_threads), "-Q", keys.INFER_QUEUE)
+        plans.append(Plan(node, command, {**env, "TRTQ_DEVICE": "cpu"}))
+    return plans
+
+
+def _joined(folders: Sequence[Path]) -> str:
+    return os.pathsep.join(str(folder.resolve()) for folder in folders)
+
+
+def _command(node: str, loglevel: str, concurrency: int) -> tuple[str, ...]:
+    # fmt: off
+    return (
+        sys.executable, "-m", "celery", "-A", "workers.app", "worker", "-n", f"{node}@%h",
+        "-P", "threads", "-c", str(concurrency), "--without-gossip", "--without-mingle", "-E",
+        "--loglevel", loglevel,
+    )
+    # fmt: on
+
+
+def spawn(plan: Plan) -> Child:
+    """Starts the child in a session of its own: a Ctrl-C reaches the supervisor alone."""
+    return subprocess.Popen(
+        plan.command,
+        env={**os.environ, **plan.env},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+@dataclass
+class _Post:
+    """One plan and the child that fills it now, or when the next one is due."""
+
+    plan: Plan
+    child: Child | None = None
+    started_s: float = 0.0
+    backoff_s: float = _FIRST_BACKOFF_S
+    due_s: float | None = 0.0
+
+
+class Supervisor:
+    """Keeps one child per plan alive until it is asked to stop.
+
+    A child that fails is started again after 1, 2, 4 ... 30 seconds (from 1 again once it ran
+    for a minute); one that ends with 78 (wrong configuration) ends everything with 78.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        *,
+        spawn: Callable[[Plan], Child] = spawn,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+    ) -> None:
+        self._posts = [_Post(plan) for plan in plans]
+        self._spawn = spawn
+        self._clock = clock
+        self._sleep = sleep
+        self._report = report
+        self._requests = 0
+        self._heeded = 0
+        self._exit_code = 0
+
+    def request_stop(self) -> None:
+        """The first call stops warmly, the second kills. Safe in a signal handler."""
+        self._requests += 1
+
+    def run(self) -> int:
+        """Supervises until all children have ended; returns the exit code.
+
+        0: every child ended with 0; 78: a child refused its configuration; else 1.
+        """
+        try:
+            while True:
+                self._heed_requests()
+                for post in self._posts:
+                    self._attend(post)
+                if all(post.child is None and post.due_s is None for post in self._posts):
+                    return self._exit_code
+                self._sleep(_POLL_S)
+        finally:
+            self._signal(signal.SIGKILL)
+
+    def _attend(self, post: _Post) -> None:
+        now_s = self._clock()
+        if post.child is None:
+            if post.due_s is not None and now_s >= post.due_s:
+                post.child, post.started_s, post.due_s = self._spawn(post.plan), now_s, None
+            return
+        code = post.child.poll()
+        if code is None:
+            return
+        post.child = None
+        name = post.plan.name
+        if code == EXIT_CONFIG:
+            self._exit_code = EXIT_CONFIG
+            self._report(f"trtq worker: {name} cannot run with this configuration; stopping")
+            self._requests = max(1, self._requests)
+        elif self._requests or code == 0:
+            # 0 without our asking: an operator's `celery control shutdown`, to be respected.
+            # Ended by our own SIGTERM: it had not begun to work yet.
+            if code not in (0, -signal.SIGTERM):
+                self._exit_code = self._exit_code or _EXIT_FAILED
+                self._report(f"trtq worker: {name} ended with {code} while stopping")
+        else:
+            if now_s - post.started_s >= _STEADY_S:
+                post.backoff_s = _FIRST_BACKOFF_S
+            post.due_s = now_s + post.backoff_s
+            self._report(
+                f"trtq worker: {name} ended with {code}; starting it again in {post.backoff_s:g} s"
+            )
+            post.backoff_s = min(_MOST_BACKOFF_S, post.backoff_s * 2)
+
+    def _heed_requests(self) -> None:
+        if self._requests > self._heeded:
+            self._signal(signal.SIGTERM if self._requests == 1 else signal.SIGKILL)
+            self._heeded = self._requests
+        if self._requests:
+            for post in self._posts:
+                post.due_s = None
+
+    def _signal(self, number: int) -> None:
+        for post in self._posts:
+            if post.child is not None:
+                post.child.send_signal(number)
+
+
+def launch(plans: Sequence[Plan]) -> int:
+    """Supervises `plans` until SIGTERM or SIGINT; returns the exit code. Main thread only."""
+    supervisor = Supervisor(plans)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        supervisor.request_stop()
+
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("the supervisor needs the main thread: it handles signals")
+    before = {
+        number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        return supervisor.run()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
