@@ -1,37 +1,48 @@
-"""The command line: `trtq`."""
+"""The command `trtq`."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
 import typer
 
-from producer.commands import bulk, operate, serve, submit
+from producer.commands import bulk, queues, serve, submit
+from producer.commands.shared import CommandGroup
 
 app = typer.Typer(
+    cls=CommandGroup,
     name="trtq",
-    help="Inference through Redis queues: serve models, submit tasks, look at the queues.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    help="Queue inference tasks, run them in batches, get the results.",
+    epilog="Start with: trtq redis, then trtq worker, then trtq models.",
 )
 
-app.command(epilog="Example: trtq worker --devices 0,1 --models configs/models --bulk-root /data")(
-    serve.worker
+
+def _add(command: Callable[..., None], *examples: str) -> None:
+    # typer keeps the line breaks of a docstring's later paragraphs; terminals wrap better. A blank
+    # line keeps lines of an epilog apart.
+    text = [" ".join(part.split()) for part in (inspect.getdoc(command) or "").split("\n\n")]
+    app.command(help="\n\n".join(text), epilog="\n\n".join(("Example:", *examples)))(command)
+
+
+_add(serve.worker, "trtq worker --devices 0,1 --models configs/models --bulk-root /data")
+_add(bulk.bulk, "trtq bulk digits /data/rows.npy /data/scores.npy --resume")
+_add(
+    submit.submit,
+    "trtq submit digits image.npy --output scores.npy",
+    "echo '[[0.1, 0.2]]' | trtq submit small --priority high",
 )
-app.command(epilog="Example: trtq bulk digits /data/images.npy /data/scores.npy --resume")(
-    bulk.bulk
-)
-app.command(epilog="Example: trtq submit digits image.npy --priority high --output scores.npy")(
-    submit.submit
-)
-app.command(epilog="Example: trtq models --redis-url redis://10.0.0.5:6379/0")(submit.models)
-app.command(epilog="Example: trtq status --watch")(operate.status)
-app.command(epilog="Example: trtq purge digits --yes")(operate.purge)
-app.command("redis", epilog="Example: trtq redis --port 6379 --dir redis-data")(serve.redis_server)
+_add(submit.result, "trtq result cli.53c8d0e2a1b4-0")
+_add(queues.models, "trtq models --redis-url redis://10.0.0.5:6379/0")
+_add(queues.status, "trtq status --watch")
+_add(queues.purge, "trtq purge digits --yes")
+_add(serve.redis, "trtq redis --port 6379 --dir ./redis-data")
 
 
 def main() -> None:
-    """Runs the command line; exits with its code."""
+    """The entry point of the command."""
     app()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,50 +11,58 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from producer.commands.common import (
+from producer.commands.shared import (
     DEFAULT_URL,
     EXIT_INTERRUPTED,
     EXIT_ROWS_FAILED,
+    AsJson,
+    Model,
+    Priority,
     RedisUrl,
-    console,
-    reported,
+    open_client,
 )
 
 if TYPE_CHECKING:
     from producer.bulk import BulkProgress, BulkSummary
 
 
-@reported
 def bulk(
-    model: Annotated[str, typer.Argument(help="Name of a published model.")],
+    model: Model,
     input_path: Annotated[
-        Path, typer.Argument(metavar="INPUT", help=".npy, .parquet, .arrow, or a folder of .npy.")
+        Path,
+        typer.Argument(
+            metavar="INPUT",
+            help="A .npy of rows; a folder of <input>.npy; or a .parquet or .arrow file.",
+        ),
     ],
     output_path: Annotated[
-        Path, typer.Argument(metavar="OUTPUT", help=".npy, or a folder for several outputs.")
+        Path,
+        typer.Argument(metavar="OUTPUT", help="A .npy, or a folder if there are several outputs."),
     ],
     window: Annotated[int, typer.Option(min=1, help="Tasks under way at once.")] = 32,
     rows_per_task: Annotated[
-        int | None, typer.Option(min=1, help="Rows per task; default: the model's max_batch.")
+        int | None, typer.Option(min=1, help="Rows of one task; the model's batch by default.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted job.")
+        bool, typer.Option("--resume", help="Go on with an interrupted job; failed rows again.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing output.")
+        bool, typer.Option("--overwrite", help="Replace an output that exists.")
     ] = False,
+    priority: Priority = "low",
+    deadline: Annotated[float, typer.Option(help="Seconds that one task may take.")] = 600.0,
+    as_json: AsJson = False,
     redis_url: RedisUrl = DEFAULT_URL,
 ) -> None:
-    """Runs every row of INPUT through MODEL into OUTPUT.
+    """Run every row of a file through a model.
 
-    The workers read and write the files themselves, inside their --bulk-root folders. Exit code
-    3: some rows failed; they are NaN (0 in integers) in OUTPUT and listed in OUTPUT.errors.jsonl.
+    The workers read and write the files themselves, so both must lie in a folder that they were
+    started with as --bulk-root. Exit code 3: some rows failed, listed in OUTPUT.errors.jsonl.
     """
     from producer.bulk import run_bulk
-    from producer.client import Client
 
     try:
-        with Client(redis_url) as client, _bar() as progress:
+        with open_client(redis_url) as client, _progress_bar(model) as progress:
             summary = run_bulk(
                 client,
                 model,
@@ -62,56 +72,78 @@ def bulk(
                 rows_per_task=rows_per_task,
                 resume=resume,
                 overwrite=overwrite,
+                priority=priority,
+                deadline_s=deadline,
                 progress=progress,
             )
     except KeyboardInterrupt:
-        typer.echo("interrupted: the same command with --resume goes on from here", err=True)
+        typer.echo("interrupted; the same command with --resume goes on from here", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    _print(summary)
+    _show(summary, as_json)
     if summary.failed:
-        typer.echo(f"{summary.failed} rows failed: see {summary.errors_path}", err=True)
         raise typer.Exit(EXIT_ROWS_FAILED)
 
 
-def _print(summary: BulkSummary) -> None:
-    resumed = f" ({summary.resumed_rows} done before)" if summary.resumed_rows else ""
-    typer.echo(
-        f"{summary.rows} rows{resumed} in {summary.tasks} tasks, {summary.seconds:.2f} s, "
-        f"{summary.rows_per_s:.0f} rows/s, {summary.failed} failed"
-    )
-    for path in summary.output_paths:
-        typer.echo(str(path))
-
-
 @contextmanager
-def _bar() -> Iterator[Callable[[BulkProgress], None]]:
+def _progress_bar(model: str) -> Iterator[Callable[[BulkProgress], None]]:
+    """A bar on stderr if that is a terminal; warnings are printed above it."""
+    from rich.console import Console
+    from rich.logging import RichHandler
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
         Progress,
+        TaskID,
         TextColumn,
         TimeRemainingColumn,
     )
 
-    columns = (
+    console = Console(stderr=True)
+    handler = RichHandler(console=console, show_path=False, level=logging.WARNING)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    bar = Progress(
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:.0f} rows/s"),
-        TextColumn("ETA"),
+        TextColumn("rows  {task.fields[rate]:,.0f}/s  failed {task.fields[failed]}  left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[failed]} failed"),
+        console=console,
+        disable=not console.is_terminal,
     )
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("rows", total=None, rate=0.0, failed=0)
+    task_ids: list[TaskID] = []
 
-        def show(now: BulkProgress) -> None:
-            ended = now.rows_done - now.resumed_rows
-            bar.update(
-                task,
-                completed=now.rows_done,
-                total=now.rows_total,
-                rate=ended / now.elapsed_s if now.elapsed_s > 0 else 0.0,
-                failed=now.failed,
-            )
+    def update(progress: BulkProgress) -> None:
+        ran = progress.rows_done - progress.resumed_rows
+        rate = ran / progress.elapsed_s if progress.elapsed_s > 0 else 0.0
+        if not task_ids:
+            # Rows of an earlier run are where the bar begins; they say nothing about speed.
+            begin, total = progress.resumed_rows, progress.rows_total
+            task_ids.append(bar.add_task(model, total=total, completed=begin, rate=0.0, failed=0))
+        bar.update(task_ids[0], completed=progress.rows_done, rate=rate, failed=progress.failed)
 
-        yield show
+    try:
+        with bar:
+            yield update
+    finally:
+        root.removeHandler(handler)
+
+
+def _show(summary: BulkSummary, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(summary._asdict(), default=_text))
+        return
+    resumed = f" ({summary.resumed_rows:,} of them done before)" if summary.resumed_rows else ""
+    typer.echo(
+        f"{summary.rows:,} rows{resumed} in {summary.seconds:.1f} s: "
+        f"{summary.rows_per_s:,.0f} rows/s, {summary.tasks:,} tasks, {summary.failed:,} rows failed"
+    )
+    for path in summary.output_paths:
+        typer.echo(f"output  {path}")
+    if summary.errors_path is not None:
+        typer.echo(f"errors  {summary.errors_path}")
+
+
+def _text(value: object) -> str:
+    assert isinstance(value, Path)
+    return str(value)

@@ -1,56 +1,59 @@
-"""`trtq worker` and `trtq redis`: the processes that run until they are stopped."""
+"""`trtq worker` and `trtq redis`: what runs until it is stopped."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 
-from producer.commands.common import DEFAULT_URL, RedisUrl, reported
-from producer.connection import connect
-
-DEFAULT_MODELS = [Path("configs/models")]
+from producer.commands.shared import DEFAULT_URL, RedisUrl
 
 
-@reported
 def worker(
     devices: Annotated[
-        str, typer.Option(help="cpu, all (every GPU), or GPU indices like 0,1.")
+        str, typer.Option(help="cpu, GPU indices like 0,1, or all; one process each.")
     ] = "cpu",
     models: Annotated[
-        list[Path],
-        typer.Option(envvar="TRTQ_MODELS", help="Folder of model YAML files; may be repeated."),
-    ] = DEFAULT_MODELS,
+        list[Path] | None,
+        typer.Option(
+            help="Folder of model configurations; may be repeated (or TRTQ_MODELS).",
+            show_default="configs/models",
+        ),
+    ] = None,
     bulk_root: Annotated[
         list[Path] | None,
         typer.Option(
-            envvar="TRTQ_BULK_ROOTS",
-            help="Folder in which bulk jobs may read and write; may be repeated. None: no bulk.",
+            help="Folder that bulk jobs may read and write; may be repeated (or TRTQ_BULK_ROOTS).",
+            show_default="none: bulk jobs are refused",
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="First part of the node names.")] = "",
+    name: Annotated[str, typer.Option(help="First part of the workers' node names.")] = "",
     infer_threads: Annotated[
-        int, typer.Option(min=0, help="Threads for the Celery task trtq.infer; 0: none.")
+        int,
+        typer.Option(min=0, help="Threads that serve the Celery task trtq.infer; 0: it is not."),
     ] = 8,
     loglevel: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     redis_url: RedisUrl = DEFAULT_URL,
 ) -> None:
-    """Serves models: one process per device, restarted when it fails.
+    """Serve models: a Celery worker process for each device, started again when it fails.
 
-    SIGTERM or Ctrl-C finishes what runs and stops; a second one kills.
+    The first SIGTERM or Ctrl-C lets running batches finish, the second ends at once.
+    Exit code 78: the configuration is wrong.
     """
-    connect(redis_url).close()  # A URL that is none ends here, not in every child.
-    # By name: the producer side never imports the worker side.
+    from producer.connection import connect
+
+    connect(redis_url).close()  # a URL that is none is refused here, not in every process
+    # By name: the producer is installed and imported without the workers' needs.
     launch = importlib.import_module("workers.launch")
     plans = launch.make_plans(
         launch.parse_devices(devices),
         redis_url=redis_url,
-        models=models,
-        bulk_roots=bulk_root or (),
+        models=_folders(models, "TRTQ_MODELS", "configs/models"),
+        bulk_roots=_folders(bulk_root, "TRTQ_BULK_ROOTS", ""),
         name=name,
         infer_threads=infer_threads,
         loglevel=loglevel,
@@ -58,30 +61,31 @@ def worker(
     raise typer.Exit(launch.launch(plans))
 
 
-@reported
-def redis_server(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0: a free one.")] = 6379,
+def redis(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 6379,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Keeps the data here; else they are dropped.")
+        Path | None,
+        typer.Option("--dir", help="Keep the data here; without it they go with the server."),
     ] = None,
 ) -> None:
-    """Runs an embedded Redis on 127.0.0.1 until Ctrl-C, for trying things out."""
+    """Run an embedded Redis on 127.0.0.1, for development and single machines.
+
+    Needs the extra `embedded`, or a redis-server named by TRTQ_REDIS_SERVER.
+    """
     from producer.embedded import EmbeddedRedis
+    from producer.errors import RedisUnavailable
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    server = EmbeddedRedis(port, folder, appendonly=folder is not None)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        server.start()
-        typer.echo(f"Redis at {server.url}; Ctrl-C stops it")
-        code = server.wait()
+        with EmbeddedRedis(port, folder, appendonly=folder is not None) as server:
+            typer.echo(f"Redis at {server.url}\nexport TRTQ_REDIS_URL={server.url}")
+            code = server.wait()
     except KeyboardInterrupt:
-        code = 0
-    finally:
-        server.close()
-        signal.signal(signal.SIGTERM, before)
-    if code:
-        typer.echo(f"error [redis_unavailable]: redis-server ended with {code}", err=True)
-        raise typer.Exit(1)
+        return
+    raise RedisUnavailable(f"redis-server ended by itself with {code}")
+
+
+def _folders(given: list[Path] | None, variable: str, default: str) -> list[Path]:
+    if given:
+        return given
+    return [Path(part) for part in os.environ.get(variable, default).split(os.pathsep) if part]
