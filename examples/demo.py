@@ -28,11 +28,13 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "demo-output"
 MODEL = "digits"
 WANTED_ACCURACY = 0.97
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> int:
     """Runs the tour; returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
     with ExitStack() as running:
         try:
             return tour(running)
@@ -41,8 +43,8 @@ def main() -> int:
             return 130
         finally:
             # What follows ends by itself in seconds; a second Ctrl-C would leave it half done.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            for number in STOP_SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
 
 
 def tour(running: ExitStack) -> int:
@@ -53,7 +55,8 @@ def tour(running: ExitStack) -> int:
     np.save(rows, images)
 
     print("starting Redis and one CPU worker ...", flush=True)
-    redis_url = running.enter_context(EmbeddedRedis()).url
+    with uninterrupted():
+        redis_url = running.enter_context(EmbeddedRedis()).url
     running.enter_context(worker(redis_url))
     client = running.enter_context(Client(redis_url))
 
@@ -91,39 +94,27 @@ def worker(redis_url: str) -> Iterator[None]:
     log = OUTPUT / "worker.log"
     command = ["worker", "--devices", "cpu", "--infer-threads", "0", "--name", "demo"]
     command += ["--models", str(ROOT / "configs/models"), "--bulk-root", str(OUTPUT)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            trtq(*command),
-            env=environment(redis_url),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    with log.open("wb") as output, trtq(command, redis_url, output, output) as process:
 
-    def ready() -> bool:
-        if process.poll() is not None:
-            raise SystemExit(f"the worker ended with {process.returncode}, see {log}")
-        with connect(redis_url) as connection:
-            return bool(look(connection).workers)
+        def ready() -> bool:
+            if process.poll() is not None:
+                raise SystemExit(f"the worker ended with {process.returncode}, see {log}")
+            with connect(redis_url) as connection:
+                return bool(look(connection).workers)
 
-    try:
         until(ready, 60, f"the worker was not ready, see {log}")
         yield
-    finally:
-        stop(process)
 
 
 def bulk(redis_url: str, rows: Path, results: Path) -> dict[str, Any]:
     """`trtq bulk`, with its progress bar; returns its summary."""
-    command = trtq("bulk", MODEL, str(rows), str(results), "--overwrite", "--json")
+    command = ["bulk", MODEL, str(rows), str(results), "--overwrite", "--json"]
     command += ["--rows-per-task", "4", "--window", "128"]
-    done = subprocess.run(
-        command, env=environment(redis_url), stdout=subprocess.PIPE, check=False, text=True
-    )
-    if done.returncode:
-        raise SystemExit(f"trtq bulk ended with {done.returncode}")
-    summary: dict[str, Any] = json.loads(done.stdout)
+    with trtq(command, redis_url, subprocess.PIPE, None) as process:
+        printed, _ = process.communicate(timeout=60)
+    if process.returncode:
+        raise SystemExit(f"trtq bulk ended with {process.returncode}")
+    summary: dict[str, Any] = json.loads(printed)
     return summary
 
 
@@ -138,14 +129,44 @@ def mean_batch(redis_url: str, rows: int) -> float:
     return float(report["rows"] / report["batches"])
 
 
-def trtq(*arguments: str) -> list[str]:
-    """The command `trtq` of this very Python."""
-    return [sys.executable, "-m", "producer.cli", *arguments]
+@contextmanager
+def trtq(
+    arguments: list[str], redis_url: str, stdout: Any, stderr: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The command `trtq` of this very Python, stopped at the end."""
+    process = None
+    try:
+        with uninterrupted():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "producer.cli", *arguments],
+                env={**os.environ, "TRTQ_REDIS_URL": redis_url},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                # A Ctrl-C is ours to pass on, once.
+                start_new_session=True,
+            )
+        yield process
+    finally:
+        if process is not None:
+            stop(process)
 
 
-def environment(redis_url: str) -> dict[str, str]:
-    """The environment of the processes that the tour starts."""
-    return {**os.environ, "TRTQ_REDIS_URL": redis_url}
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Holds a stop back until what is being started is known, and so can be stopped."""
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: arrived.append(number))
+        for number in STOP_SIGNALS
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if arrived:
+        raise KeyboardInterrupt
 
 
 def until(condition: Callable[[], Any], seconds: float, failure: str) -> Any:

@@ -83,7 +83,11 @@ class EmbeddedRedis:
                 stderr=output,
                 start_new_session=True,
             )
-        self._wait(folder)
+        try:
+            self._wait(folder)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def wait(self) -> int:
@@ -130,7 +134,6 @@ class EmbeddedRedis:
                 code = self._process.poll()
                 if code is not None:
                     log = (folder / "redis.log").read_text(errors="replace")[-500:]
-                    self.close()
                     raise RedisUnavailable(
                         f"redis-server on port {self.port} ended with {code}: {log.strip()}"
                     )
@@ -143,7 +146,6 @@ class EmbeddedRedis:
                     time.sleep(0.02)
                     continue
                 return
-        self.close()
         raise RedisUnavailable(f"redis-server on port {self.port} did not answer in {_START_S} s")
 
 

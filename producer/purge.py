@@ -5,10 +5,10 @@ from __future__ import annotations
 import redis
 
 from producer import keys
-from producer.errors import Cancelled
+from producer.errors import Cancelled, WireError
 from producer.inbox import REPLY_TTL_S, Inbox
 from producer.task import Reply, client_of
-from producer.wire import encode_reply, sender_of
+from producer.wire import decode_task, encode_reply, sender_of
 
 
 def purge(connection: redis.Redis, model: str) -> int:
@@ -33,17 +33,25 @@ def purge(connection: redis.Redis, model: str) -> int:
 
 def _tell(connection: redis.Redis, model: str, frames: list[bytes]) -> None:
     replies: dict[str, bytearray] = {}
+    pipe = connection.pipeline()
     for frame in frames:
         task_id = sender_of(frame)
-        if task_id is not None:
-            reply = Reply(
-                task_id,
-                error_code=Cancelled.code,
-                error_message=f"task {task_id}: the queue of model {model!r} was purged",
-            )
-            replies.setdefault(client_of(task_id), bytearray()).extend(encode_reply(reply))
-    pipe = connection.pipeline()
+        if task_id is None:
+            continue
+        message = f"task {task_id}: the queue of model {model!r} was purged"
+        reply = encode_reply(Reply(task_id, error_code=Cancelled.code, error_message=message))
+        replies.setdefault(client_of(task_id), bytearray()).extend(reply)
+        store_s = _store_s(frame)
+        if store_s:
+            pipe.set(keys.result(task_id), reply, ex=store_s)
     for client, joined in replies.items():
         pipe.xadd(keys.reply(client), {b"d": bytes(joined)})
         pipe.expire(keys.reply(client), REPLY_TTL_S)
     pipe.execute()
+
+
+def _store_s(frame: bytes) -> int:
+    try:
+        return decode_task(frame).store_s
+    except WireError:
+        return 0  # its sender is told; what else it asked for cannot be read

@@ -15,6 +15,7 @@ from producer.commands.shared import (
     RedisUrl,
     open_client,
     open_redis,
+    stdout,
 )
 
 if TYPE_CHECKING:
@@ -23,18 +24,16 @@ if TYPE_CHECKING:
 
 def models(as_json: AsJson = False, redis_url: RedisUrl = DEFAULT_URL) -> None:
     """List the models that workers have published."""
-    from rich.console import Console
+    from producer.catalog import Catalog
 
     with open_redis(redis_url) as connection:
-        from producer.catalog import Catalog
-
         specs = Catalog(connection, 0.0, time.monotonic).all()
     if as_json:
         typer.echo(json.dumps([spec.model_dump(mode="json") for spec in specs]))
         return
     from producer.commands.tables import models_table
 
-    Console().print(models_table(specs))
+    stdout().print(models_table(specs))
 
 
 def status(
@@ -48,8 +47,6 @@ def status(
     high, normal and low count tasks, also those that workers hold ("running"); oldest is the age
     of the oldest task; dead counts messages kept because nobody could be told about them.
     """
-    from rich.console import Console
-
     if watch:
         _watch(redis_url, interval)
         return
@@ -62,7 +59,7 @@ def status(
         return
     from producer.commands.tables import status_tables
 
-    Console().print(status_tables(state))
+    stdout().print(status_tables(state))
 
 
 def _watch(redis_url: str, interval: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +25,8 @@ from producer.errors import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from producer.client import Client
 
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
@@ -56,7 +60,7 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except TrtqError as error:
-            show_error(error.code, error.message)
+            show_error(error.code, _without_password(error.message))
             refused = isinstance(error, _REFUSED)
             raise typer.Exit(EXIT_REFUSED if refused else EXIT_FAILED) from None
         except redis.exceptions.RedisError as error:
@@ -69,10 +73,29 @@ class CommandGroup(TyperGroup):
             raise typer.Exit(EXIT_FAILED) from None
 
 
+def _without_password(message: str) -> str:
+    """An error may quote the URL as it was given, in the environment or as an option."""
+    from producer.config import redact
+
+    for url in (os.environ.get("TRTQ_REDIS_URL"), *sys.argv[1:]):
+        for text in (url, (url or "").partition("=")[2]):
+            if text and "://" in text:
+                message = message.replace(text, redact(text))
+    return message
+
+
 def show_error(code: str, message: str) -> None:
     """One red line on stderr."""
     line = " ".join(message.split())
     typer.secho(f"error [{code}]: {line}", fg=typer.colors.RED, err=True)
+
+
+def stdout() -> Console:
+    """Where tables go: as wide as the terminal, and wide enough for whole lines in a pipe."""
+    from rich.console import Console
+
+    made = Console(highlight=False)
+    return made if made.is_terminal else Console(highlight=False, width=240)
 
 
 @contextmanager
