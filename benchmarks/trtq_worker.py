@@ -1,0 +1,81 @@
+"""The trtq worker under test, started as `trtq worker` starts it, and what it publishes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import redis
+import yaml
+
+from benchmarks.processes import Service
+from producer import keys
+from producer.connection import connect
+from producer.inbox import Inbox
+from workers.launch import make_plans
+
+_BEAT_S = 10.0
+
+
+class Totals(NamedTuple):
+    """Tasks, rows and batches of the worker since its start."""
+
+    tasks: int
+    rows: int
+    batches: int
+
+
+class TrtqWorker:
+    """A running worker of one model."""
+
+    def __init__(self, service: Service, connection: redis.Redis) -> None:
+        self.service = service
+        self._redis = connection
+
+    def totals(self, least_rows: int = 0) -> Totals:
+        """Its published totals, once they count `least_rows`; raises TimeoutError."""
+        give_up_s = time.monotonic() + _BEAT_S
+        while True:
+            total = self._read()
+            if total.rows >= least_rows:
+                return total
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(f"worker totals {total} do not reach {least_rows} rows")
+            self.service.check()
+            time.sleep(0.05)
+
+    def _read(self) -> Totals:
+        documents: list[dict[str, Any]] = []
+        for key in self._redis.scan_iter(keys.worker("*"), count=1000):
+            value = self._redis.get(key)
+            if isinstance(value, bytes):
+                documents.append(json.loads(value))
+        return Totals(*(sum(d[name] for d in documents) for name in Totals._fields))
+
+
+@contextmanager
+def trtq_worker(
+    url: str, folder: Path, model: dict[str, Any], bulk_root: Path | None = None
+) -> Iterator[TrtqWorker]:
+    """A worker that serves `model` (the fields of its YAML file) until the block ends."""
+    models = folder / "models"
+    models.mkdir(exist_ok=True)
+    (models / f"{model['name']}.yaml").write_text(yaml.safe_dump(model))
+    (plan,) = make_plans(
+        ["cpu"],
+        redis_url=url,
+        models=[models],
+        bulk_roots=[bulk_root] if bulk_root else [],
+        infer_threads=0,
+        loglevel="warning",
+    )
+    connection = connect(url)
+    with Service("trtq-worker", plan.command, folder, plan.env) as service:
+        inbox = Inbox(connection, model["name"])
+        service.wait_until(lambda: inbox.look().workers)
+        yield TrtqWorker(service, connection)
+    connection.close()
