@@ -267,11 +267,16 @@ class Client:
         """`Ticket.cancel`'s work."""
         self._check_open()
         if ticket.entry_id is None:
-            # Not sent yet: the sender drops tickets that have ended.
+            # Not sent yet, or being sent: then the sender takes it back once it has its place.
             self._mailbox.forget(ticket)
-            return ticket.fail(cancelled(ticket))
+            if not ticket.fail(cancelled(ticket)):
+                return False
+            if ticket.entry_id is None:
+                return True
         with named_errors(self.redis_url):
             removed = Inbox(self._redis, ticket.model).cancel(ticket.priority, ticket.entry_id)
+        if ticket.done():
+            return True
         if removed != 1:
             return False
         self._mailbox.forget(ticket)

@@ -199,6 +199,8 @@ class Outbox:
         for letter, entry_id in zip(letters, ids, strict=True):
             if entry_id is not None:
                 letter.ticket.entry_id = entry_id
+                if letter.ticket.done():
+                    self._take_back(inbox, letter)
             elif self._clock() >= letter.give_up_s or self._stop.is_set():
                 self._refuse(letter, _full(spec))
             else:
@@ -206,6 +208,15 @@ class Outbox:
         if ring:
             self._bell.ring(spec.name, "work")
         return again
+
+    def _take_back(self, inbox: Inbox, letter: Letter) -> None:
+        """Cancels a task whose ticket ended while it was being sent."""
+        entry_id = letter.ticket.entry_id
+        assert entry_id is not None
+        try:
+            inbox.cancel(letter.ticket.priority, entry_id)
+        except LINK_ERRORS as failure:
+            log.warning("task %s was not taken back: %s", letter.ticket.task_id, failure)
 
     def _expired(self, letters: list[Letter], failure: BaseException) -> bool:
         """Fails the whole flush once its most patient task has given up; it is retried as one."""
