@@ -267,20 +267,21 @@ class Client:
         """`Ticket.cancel`'s work."""
         self._check_open()
         if ticket.entry_id is None:
-            # Not sent yet, or being sent: then the sender takes it back once it has its place.
+            # Not sent yet, or being sent: then whoever sees it last takes it back.
             self._mailbox.forget(ticket)
             if not ticket.fail(cancelled(ticket)):
                 return False
-            if ticket.entry_id is None:
-                return True
-        with named_errors(self.redis_url):
-            removed = Inbox(self._redis, ticket.model).cancel(ticket.priority, ticket.entry_id)
-        if ticket.done():
+            if ticket.entry_id is not None:
+                self._remove(ticket, ticket.entry_id)
             return True
-        if removed != 1:
+        if not self._remove(ticket, ticket.entry_id):
             return False
         self._mailbox.forget(ticket)
         return ticket.fail(cancelled(ticket))
+
+    def _remove(self, ticket: Ticket, entry_id: bytes) -> bool:
+        with named_errors(self.redis_url):
+            return Inbox(self._redis, ticket.model).cancel(ticket.priority, entry_id) == 1
 
     def _task(
         self, rows: int, deadline: float | None, *, store: bool, **body: Any
