@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.models import write_layers
 from benchmarks.processes import BenchmarkError, Driver
-from benchmarks.report import Spread, Target, machine, print_targets, write_json
+from benchmarks.report import Spread, Target, machine, print_targets, warn_if_busy, write_json
 from benchmarks.trtq_worker import TrtqWorker, trtq_worker
 from producer.embedded import EmbeddedRedis
 
@@ -190,6 +190,7 @@ def main(
 ) -> None:
     """Measure rows/s through trtq over rows/s of the same model in a bare loop."""
     console, where = Console(width=110), machine()
+    warn_if_busy(console)
     loads: dict[str, list[Load]] = {"bulk": [], "submit": []}
     try:
         with tempfile.TemporaryDirectory(prefix="trtq-bench-") as folder, ExitStack() as stack:

@@ -20,11 +20,20 @@ from rich.table import Table
 from benchmarks.models import write_echo
 from benchmarks.peers.loops import PAYLOAD_BYTES
 from benchmarks.processes import ROOT, BenchmarkError, Driver, Service, make_venv
-from benchmarks.report import Spread, Target, machine, percentile, print_targets, write_json
+from benchmarks.report import (
+    Spread,
+    Target,
+    machine,
+    percentile,
+    print_targets,
+    warn_if_busy,
+    write_json,
+)
 from benchmarks.trtq_worker import TrtqWorker, trtq_worker
 from producer.embedded import EmbeddedRedis, free_port
 
 _PEER_REQUIREMENTS = [
+    "aiohttp>=3.10",
     "celery[redis]<5.7",
     "celery-batches>=0.11",
     "hiredis",
@@ -86,8 +95,10 @@ class Systems:
         command += ["--address", "127.0.0.1", "--port", port, "--log-level", "warning"]
         command += ["--path", str(self._folder / "mosec")]
         self._add("mosec", Service("mosec-server", command, self._folder))
-        command = [str(self._peers), "-m", "benchmarks.peers.mosec_client"]
-        self._add_client("mosec", command, {"BENCH_MOSEC_PORT": port})
+        self.workers["mosec-aiohttp"] = self.workers["mosec"]
+        for name, module in (("mosec", "mosec_client"), ("mosec-aiohttp", "mosec_aiohttp")):
+            command = [str(self._peers), "-m", f"benchmarks.peers.{module}"]
+            self._add_client(name, command, {"BENCH_MOSEC_PORT": port})
 
     def start_trtq(self) -> TrtqWorker:
         write_echo(self._folder / "echo.onnx", PAYLOAD_BYTES)
@@ -176,6 +187,7 @@ def _summary(measured: Measured, plain: list[str]) -> tuple[dict[str, Any], list
         "celery_per_s": rate[pool],
         "celery_batches_per_s": rate.get("celery-batches"),
         "mosec_per_s": rate.get("mosec"),
+        "mosec_aiohttp_per_s": rate.get("mosec-aiohttp"),
         "trtq_per_s": rate["trtq"],
         "celery_pool": pool.removeprefix("celery-"),
         "celery_serial_pool": quick.removeprefix("celery-"),
@@ -233,8 +245,9 @@ def _print(console: Console, measured: Measured, found: dict[str, Any]) -> None:
     console.print(table)
     console.print(
         f"trtq's worker: {found['worker_cpu_us_per_task']:.0f} us of CPU a task, "
-        f"mean batch {found['mean_batch']:.1f}. mosec's client: uvloop, raw HTTP/1.1 protocols, "
-        f"{_IN_FLIGHT} kept-alive connections."
+        f"mean batch {found['mean_batch']:.1f}. mosec's client: uvloop, a raw HTTP/1.1 "
+        f"protocol that sends prepared bytes on {_IN_FLIGHT} kept-alive connections; "
+        "mosec-aiohttp is an ordinary client of the same server."
     )
 
 
@@ -256,6 +269,7 @@ def main(
     if left_out - {"celery-batches", "mosec"}:
         raise typer.BadParameter(f"--without {sorted(left_out)}: celery-batches or mosec")
     where, measured = machine(), Measured()
+    warn_if_busy(console)
     plain = [f"celery-{pool}" for pool in _CELERY_POOLS]
     try:
         python = Path(sys.executable)

@@ -15,6 +15,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+_BUSY_PERCENT = 15.0
+
 
 def percentile(samples: Sequence[float], percent: float) -> float:
     """Linear interpolation between the closest ranks; `samples` need not be sorted."""
@@ -88,6 +90,15 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+
+
+def warn_if_busy(console: Console) -> None:
+    """Says so if other processes use the machine: absolute numbers then mean little."""
+    busy = psutil.cpu_percent(interval=1.0)
+    if busy > _BUSY_PERCENT:
+        console.print(
+            f"[yellow]other processes use {busy:.0f}% of this machine: trust only the ratios, if any"
+        )
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
