@@ -97,7 +97,7 @@ def warn_if_busy(console: Console) -> None:
     busy = psutil.cpu_percent(interval=1.0)
     if busy > _BUSY_PERCENT:
         console.print(
-            f"[yellow]other processes use {busy:.0f}% of this machine: trust only the ratios, if any"
+            f"[yellow]other processes use {busy:.0f}% of this machine: trust ratios, if anything"
         )
 
 
