@@ -53,7 +53,7 @@ def choose(
     """
     if not held:
         return Choice([], None)
-    order = sorted(held, key=lambda h: _urgency(h, now_ms))
+    order = _in_order(held, now_ms)
     wake_ms: float | None = None
     tried: set[ShapeKey] = set()
     for leader in order:
@@ -70,6 +70,15 @@ def choose(
             return Choice(batch, None)
         wake_ms = ready_ms if wake_ms is None else min(wake_ms, ready_ms)
     return Choice([], wake_ms)
+
+
+def _in_order(held: Sequence[Held], now_ms: float) -> Sequence[Held]:
+    stream, arrived_ms = held[0].entry.stream, 0.0
+    for one in held:
+        if one.entry.stream != stream or one.arrived_ms < arrived_ms:
+            return sorted(held, key=lambda h: _urgency(h, now_ms))
+        arrived_ms = one.arrived_ms
+    return held
 
 
 def _urgency(held: Held, now_ms: float) -> tuple[int, float]:

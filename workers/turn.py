@@ -21,6 +21,7 @@ log = logging.getLogger("trtq.turn")
 _SLICE_MS = 100
 _QUANTUM_MS = 100.0
 _RECLAIM_MS = 1000.0
+_FIRST_RECLAIM_MS = 5.0
 _LINK_BACKOFF_MS = 200.0
 _LINK_PATIENCE_MS = 5000.0
 
@@ -135,7 +136,9 @@ class Turn:
     def _work(self, started_ms: float) -> None:
         limits = self._limits
         quiet_since_ms = started_ms
-        reclaim_ms = renew_ms = 0.0
+        renew_ms = 0.0
+        # New work first: from idle, each call before the first claim is latency.
+        reclaim_ms = started_ms + _FIRST_RECLAIM_MS
         backlog = True
         while True:
             now_ms = self._clock()
@@ -153,7 +156,9 @@ class Turn:
             self._expire()
             room = self._room()
             if room <= 0:
-                self._feed.wait_below(max(1, limits.held_rows // 2), _SLICE_MS)
+                if self._feed.wait_below(max(1, limits.held_rows // 2), _SLICE_MS):
+                    # Few are held, so what fills the ledger are answers on their way to Redis.
+                    self._replier.wait_sent(_SLICE_MS)
                 quiet_since_ms = self._clock()
                 backlog = True
                 continue
@@ -167,7 +172,9 @@ class Turn:
             if claimed or len(self._ledger):
                 quiet_since_ms = self._clock()
             elif self._clock() - quiet_since_ms >= limits.linger_ms:
-                return
+                if not self._reclaim():
+                    return
+                quiet_since_ms = self._clock()
 
     def _room(self) -> int:
         limits = self._limits
