@@ -16,6 +16,7 @@ from benchmarks.processes import Service
 from producer import keys
 from producer.connection import connect
 from producer.inbox import Inbox
+from producer.link import Link
 from workers.launch import make_plans
 
 _BEAT_S = 10.0
@@ -75,7 +76,7 @@ def trtq_worker(
     )
     connection = connect(url)
     with Service("trtq-worker", plan.command, folder, plan.env) as service:
-        inbox = Inbox(connection, model["name"])
+        inbox = Inbox(Link(connection), model["name"])
         service.wait_until(lambda: inbox.look().workers)
         yield TrtqWorker(service, connection)
     connection.close()

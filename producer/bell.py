@@ -1,88 +1,66 @@
-"""Rings: sends the Celery message that tells some worker that a model has work.
+"""The Celery message that tells some worker that a model has work.
 
 A bell carries no task. One that is lost costs a second (a worker's watch rings again), one that
-is doubled costs an empty turn.
+is doubled costs an empty turn. Redis itself puts it into the model's queue, in the same step
+that finds it needed, so the message is made here as Celery and kombu would make it.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-from typing import Any
+import base64
+import json
 
 from producer import keys
-from producer.config import redact
 
-log = logging.getLogger("trtq.bell")
+#: Replaced by the bell's own id when it rings.
+ID = "@bell@"
 
 
-class Bell:
-    """Sends bells over one broker connection. Celery is imported at the first one."""
+def bell_message(model: str, reason: str) -> bytes:
+    """What `send_task(SERVE_TASK, (model, reason))` would put into the model's queue.
 
-    def __init__(self, broker_url: str) -> None:
-        self._broker_url = broker_url
-        self._app: Any = None
-        self._producer: Any = None
-        self._lock = threading.Lock()
-
-    def start(self) -> None:
-        """Imports Celery and connects ahead of the first bell; a failure only costs that lead."""
-        try:
-            with self._lock:
-                self._connect().connection.ensure_connection(max_retries=1)
-        except Exception as failure:  # noqa: BLE001 - kombu's transports raise many types
-            log.warning("no broker connection to %s yet: %s", redact(self._broker_url), failure)
-
-    def ring(self, model: str, reason: str) -> bool:
-        """Sends one bell; False if the broker did not take it (the watch will ring again)."""
-        try:
-            with self._lock:
-                self._send(model, reason)
-        except Exception as failure:  # noqa: BLE001 - kombu's transports raise many types
-            log.warning("bell for %s was not sent: %s", model, failure)
-            self._drop()
-            return False
-        return True
-
-    def _send(self, model: str, reason: str) -> None:
-        self._connect()
-        self._app.send_task(
-            keys.SERVE_TASK,
-            args=(model, reason),
-            queue=keys.bell_queue(model),
-            producer=self._producer,
-            ignore_result=True,
-            retry=False,
-            argsrepr=repr((model, reason)),
-        )
-
-    def _connect(self) -> Any:
-        if self._app is None:
-            from celery import Celery
-
-            self._app = Celery("trtq-producer", broker=self._broker_url, set_as_current=False)
-            self._app.conf.update(
-                task_create_missing_queues=True,
-                task_serializer="json",
-                broker_transport_options={"socket_timeout": 5, "socket_connect_timeout": 5},
-            )
-        if self._producer is None:
-            connection = self._app.connection_for_write()
-            self._producer = self._app.amqp.Producer(connection, auto_declare=False)
-        return self._producer
-
-    def _drop(self) -> None:
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            try:
-                producer.connection.release()
-            except Exception as failure:  # noqa: BLE001 - it was broken before
-                log.debug("closing the broker connection: %s", failure)
-
-    def close(self) -> None:
-        """Closes the broker connection."""
-        with self._lock:
-            self._drop()
-            if self._app is not None:
-                self._app.close()
-                self._app = None
+    Celery's message protocol 2 inside kombu's virtual transport envelope; a test holds it
+    against the installed Celery's own.
+    """
+    args = [model, reason]
+    calls = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+    body = json.dumps([args, {}, calls]).encode()
+    headers: dict[str, object] = {
+        "lang": "py",
+        "task": keys.SERVE_TASK,
+        "id": ID,
+        "shadow": None,
+        "eta": None,
+        "expires": None,
+        "group": None,
+        "group_index": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        "root_id": ID,
+        "parent_id": None,
+        "argsrepr": repr(tuple(args)),
+        "kwargsrepr": "{}",
+        "origin": "trtq",
+        "ignore_result": True,
+        "replaced_task_nesting": 0,
+        "stamped_headers": None,
+        "stamps": {},
+    }
+    properties = {
+        "correlation_id": ID,
+        "reply_to": "",
+        "argsrepr": repr(tuple(args)),
+        "delivery_mode": 2,
+        "delivery_info": {"exchange": "", "routing_key": keys.bell_queue(model)},
+        "priority": 0,
+        "body_encoding": "base64",
+        "delivery_tag": ID,
+    }
+    message = {
+        "body": base64.b64encode(body).decode(),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": headers,
+        "properties": properties,
+    }
+    return json.dumps(message).encode()

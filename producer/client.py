@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any
 
 from producer import keys
-from producer.bell import Bell
 from producer.catalog import Catalog
 from producer.config import ProducerSettings
 from producer.connection import connect, named_errors
@@ -28,6 +27,7 @@ from producer.errors import (
 from producer.inbox import Inbox
 from producer.inputs import prepare, to_arrays
 from producer.keys import PRIORITIES
+from producer.link import Link
 from producer.mailbox import Mailbox
 from producer.outbox import Letter, Outbox
 from producer.spec import ModelSpec
@@ -71,12 +71,11 @@ class Client:
             with named_errors(self.redis_url):
                 self._redis.ping()
             self._catalog = Catalog(self._redis, self.settings.spec_ttl_s, self._clock)
-            self._mailbox = Mailbox(self._redis, self.client_id, self._clock)
-            self._bell = Bell(self.redis_url)
+            self._link = Link(self._redis)
+            self._mailbox = Mailbox(self._link, self.client_id, self._clock)
             self._outbox = Outbox(
-                self._redis,
+                self._link,
                 self.client_id,
-                self._bell,
                 self._clock,
                 self.settings.client_max_unsent,
                 self._mailbox.forget,
@@ -99,7 +98,6 @@ class Client:
             self._open = False
             self._outbox.close(timeout)
             self._mailbox.close()
-            self._bell.close()
             self._redis.close()
 
     def __enter__(self) -> Client:
@@ -281,7 +279,7 @@ class Client:
 
     def _remove(self, ticket: Ticket, entry_id: bytes) -> bool:
         with named_errors(self.redis_url):
-            return Inbox(self._redis, ticket.model).cancel(ticket.priority, entry_id) == 1
+            return Inbox(self._link, ticket.model).cancel(ticket.priority, entry_id) == 1
 
     def _task(
         self, rows: int, deadline: float | None, *, store: bool, **body: Any

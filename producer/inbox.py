@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import redis
 
 from producer import keys
+from producer.bell import bell_message
 from producer.keys import GROUP, PRIORITIES
-from producer.scripts import script
+from producer.link import Link
 from producer.spec import ModelSpec
 
 #: A bell older than this counts as lost. It costs that much time, never a task.
@@ -76,19 +77,20 @@ class QueueState(NamedTuple):
 
 
 class Inbox:
-    """The queue of one model on one Redis connection. Methods raise redis-py's own errors."""
+    """The queue of one model. Methods raise redis-py's own errors."""
 
-    def __init__(self, connection: redis.Redis, model: str) -> None:
+    def __init__(self, link: Link, model: str) -> None:
         self.model = model
         self.keys = keys.model_keys(model)
-        self._redis = connection
-        self._scripts: dict[str, Any] = {}
+        self._link = link
+        self._queue = keys.bell_queue(model)
+        self._bells: dict[str, bytes] = {}
 
-    def _run(self, name: str, script_keys: Sequence[str], args: Sequence[Any]) -> Any:
-        found = self._scripts.get(name)
-        if found is None:
-            found = self._scripts[name] = self._redis.register_script(script(name))
-        return found(script_keys, args)
+    def _bell(self, reason: str) -> bytes:
+        message = self._bells.get(reason)
+        if message is None:
+            message = self._bells[reason] = bell_message(self.model, reason)
+        return message
 
     # The client's side.
 
@@ -100,7 +102,7 @@ class Inbox:
         flush: int,
         tasks: Sequence[tuple[int, bytes]],
     ) -> tuple[bool, list[bytes | None]]:
-        """Adds (rows, frame) pairs; returns (ring?, entry ids, None for each that was refused).
+        """Adds (rows, frame) pairs; returns (rang?, entry ids, None for each that was refused).
 
         `flush` numbers the client's calls for one stream: the same number again returns the
         first answer, so a call whose answer was lost can be repeated.
@@ -114,44 +116,46 @@ class Inbox:
             spec.cover_rows,
             spec.queue_max_rows,
             spec.queue_max_bytes,
+            self._bell("work"),
         ]
         for task in tasks:
             args.extend(task)
         stream = k.streams[priority]
         seen = keys.seen(self.model, PRIORITIES[priority], client)
-        answer = self._run("add", (stream, k.bells, k.turns, k.workers, k.load, seen), args)
+        script_keys = (stream, k.bells, k.turns, k.workers, k.load, seen, self._queue)
+        answer = self._link.script("add", script_keys, args)
         return bool(answer[0]), answer[1:]
 
     def cancel(self, priority: int, entry_id: bytes) -> int:
         """1: removed before anyone claimed it. 0: its worker is told. -1: already answered."""
         k = self.keys
-        removed: int = self._run(
+        removed: int = self._link.script(
             "cancel",
             (k.streams[priority], k.cancelled, k.load),
-            (GROUP, entry_id, CANCEL_MARK_MS, priority),
+            [GROUP, entry_id, CANCEL_MARK_MS, priority],
         )
         return removed
 
     # The worker's side.
 
-    def enter(self, consumer: str) -> int:
-        """Starts a turn: takes a bell, covers the model. Returns Redis' time in ms."""
-        now_ms: int = self._run(
-            "enter", (self.keys.bells, self.keys.turns), (consumer, TURN_LEASE_MS)
-        )
-        return now_ms
+    def enter(self, consumer: str, count: int = 0) -> Claim:
+        """Starts a turn: takes a bell, covers the model, and claims as `claim` does."""
+        return self._claim(consumer, count, 0, enter=True)
 
     def claim(self, consumer: str, count: int, first: int = 0) -> Claim:
         """Claims up to `count` entries without waiting, the most urgent stream first.
 
         `first` moves one stream to the front, so that none starves.
         """
+        return self._claim(consumer, count, first, enter=False)
+
+    def _claim(self, consumer: str, count: int, first: int, *, enter: bool) -> Claim:
         k = self.keys
         order = [first, *(i for i in range(len(PRIORITIES)) if i != first)]
-        answer = self._run(
+        answer = self._link.script(
             "claim",
-            (k.turns, k.cancelled, *(k.streams[i] for i in order)),
-            (GROUP, consumer, TURN_LEASE_MS, count),
+            (k.bells, k.turns, k.cancelled, *(k.streams[i] for i in order)),
+            [GROUP, consumer, TURN_LEASE_MS, count, int(enter)],
         )
         now_ms, marks, *groups = answer
         cancelled = frozenset(_mark(mark) for mark in marks)
@@ -163,28 +167,20 @@ class Inbox:
         k = self.keys
         command = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count, "BLOCK", block_ms)
         try:
-            answer = self._redis.execute_command(  # type: ignore[no-untyped-call]
-                *command, "STREAMS", *k.streams, ">", ">", ">"
-            )
+            answer = self._link.call(*command, "STREAMS", *k.streams, ">", ">", ">")
         except redis.exceptions.ResponseError as failure:
             if not str(failure).startswith("NOGROUP"):
                 raise
             self.ensure_groups()
             return []
         index = {name.encode(): place for place, name in enumerate(k.streams)}
-        entries = []
-        for stream, raws in answer or ():
-            place = index[stream]
-            for entry_id, fields in raws:
-                frame, rows = fields.get(b"d"), fields.get(b"r", b"1")
-                entries.append(Entry(place, entry_id, frame, _count(rows)))
-        return entries
+        return [_entry(index[stream], raw) for stream, raws in answer or () for raw in raws]
 
     def ensure_groups(self) -> None:
         """Creates the streams and their consumer group where they are missing."""
         for stream in self.keys.streams:
             try:
-                self._redis.xgroup_create(stream, GROUP, id="0", mkstream=True)
+                self._link.client.xgroup_create(stream, GROUP, id="0", mkstream=True)
             except redis.exceptions.ResponseError as failure:
                 if not str(failure).startswith("BUSYGROUP"):
                     raise
@@ -197,10 +193,10 @@ class Inbox:
         With `suspects`, at most one entry that was delivered `suspect_deliveries` times or more;
         without, only entries delivered less often.
         """
-        answer = self._run(
+        answer = self._link.script(
             "reclaim",
             self.keys.streams,
-            (GROUP, consumer, lease_ms, count, suspect_deliveries, int(suspects)),
+            [GROUP, consumer, lease_ms, count, suspect_deliveries, int(suspects)],
         )
         return [_entry(place, raw, deliveries) for place, deliveries, raw in answer]
 
@@ -209,15 +205,16 @@ class Inbox:
         args: list[Any] = [GROUP, consumer, TURN_LEASE_MS]
         for entry in entries:
             args += (entry.stream, entry.entry_id)
-        lost = set(self._run("renew", (self.keys.turns, *self.keys.streams), args))
-        return frozenset((e.stream, e.entry_id) for e in entries if e.entry_id in lost)
+        lost = self._link.script("renew", (self.keys.turns, *self.keys.streams), args)
+        return frozenset(_mark(mark) for mark in lost)
 
     def release(self, consumer: str, entries: Sequence[Entry], lease_ms: int) -> int:
         """Hands unstarted entries back; returns how many were still ours. Rings if any."""
-        args: list[Any] = [GROUP, consumer, lease_ms * 2, BELL_TTL_MS]
+        args: list[Any] = [GROUP, consumer, lease_ms * 2, BELL_TTL_MS, self._bell("handed back")]
         for entry in entries:
             args += (entry.stream, entry.entry_id, entry.deliveries)
-        released: int = self._run("release", (self.keys.bells, *self.keys.streams), args)
+        script_keys = (self.keys.bells, self._queue, *self.keys.streams)
+        released: int = self._link.script("release", script_keys, args)
         return released
 
     def settle(self, settlements: Sequence[Settlement]) -> tuple[int, int]:
@@ -241,20 +238,20 @@ class Inbox:
             )
         script_keys = [k.load, k.cancelled, k.dead, *k.streams]
         script_keys += [keys.reply(client) for client in replies]
-        answered, dropped = self._run("settle", script_keys, args)
+        answered, dropped = self._link.script("settle", script_keys, args)
         return answered, dropped
 
     def leave(self, consumer: str) -> bool:
-        """Ends the turn; True if the caller must ring for work that is left."""
+        """Ends the turn; True if it rang for work that is left."""
         k = self.keys
-        return bool(
-            self._run("leave", (k.bells, k.turns, *k.streams), (GROUP, consumer, BELL_TTL_MS))
-        )
+        script_keys = (k.bells, k.turns, self._queue, *k.streams)
+        args = [GROUP, consumer, BELL_TTL_MS, self._bell("work left")]
+        return bool(self._link.script("leave", script_keys, args))
 
     def attend(self, consumer: str, ttl_ms: int) -> None:
         """Marks a live worker of this model."""
-        pipe = self._redis.pipeline()
-        seconds, micros = self._redis.time()
+        pipe = self._link.client.pipeline()
+        seconds, micros = self._link.client.time()
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         pipe.zadd(self.keys.workers, {consumer: now_ms + ttl_ms})
         pipe.zremrangebyscore(self.keys.workers, "-inf", now_ms)
@@ -263,15 +260,15 @@ class Inbox:
 
     def absent(self, consumer: str) -> None:
         """Takes a worker that stops off the list, and its consumers where they hold nothing."""
-        self._redis.zrem(self.keys.workers, consumer)
+        self._link.client.zrem(self.keys.workers, consumer)
         for stream in self.keys.streams:
             for found in self._consumers(stream):
                 if found["name"] == consumer.encode() and not found["pending"]:
-                    self._redis.xgroup_delconsumer(stream, GROUP, consumer)
+                    self._link.client.xgroup_delconsumer(stream, GROUP, consumer)
 
     def _consumers(self, stream: str) -> list[dict[str, Any]]:
         try:
-            consumers: list[dict[str, Any]] = self._redis.xinfo_consumers(stream, GROUP)
+            consumers: list[dict[str, Any]] = self._link.client.xinfo_consumers(stream, GROUP)
         except redis.exceptions.ResponseError:
             return []
         return consumers
@@ -290,15 +287,15 @@ class Inbox:
         )
 
     def heal(self, lease_ms: int) -> bool:
-        """True if the caller must ring: there is work that no bell and no turn covers."""
+        """True if it rang: there was work that no bell and no turn covered."""
         return bool(self._look(lease_ms, heal=True)[0])
 
     def _look(self, lease_ms: int, *, heal: bool) -> list[Any]:
         k = self.keys
-        answer: list[Any] = self._run(
+        answer: list[Any] = self._link.script(
             "look",
-            (k.bells, k.turns, k.workers, k.load, k.dead, *k.streams),
-            (GROUP, BELL_TTL_MS, lease_ms, int(heal)),
+            (k.bells, k.turns, k.workers, k.load, k.dead, self._queue, *k.streams),
+            [GROUP, BELL_TTL_MS, lease_ms, int(heal), self._bell("uncovered work")],
         )
         return answer
 
@@ -306,7 +303,7 @@ class Inbox:
         """Takes up to `count` unclaimed entries out of each stream; returns their frames."""
         frames: list[bytes] = []
         for stream in self.keys.streams:
-            frames += self._run("purge", (stream, self.keys.load), (GROUP, count))
+            frames += self._link.script("purge", (stream, self.keys.load), [GROUP, count])
         return frames
 
 

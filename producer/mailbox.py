@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import redis
-
 from producer import keys
 from producer.connection import LINK_ERRORS
 from producer.errors import ClientClosed, DeadlineExceeded, TrtqError, WireError
 from producer.inbox import REPLY_TTL_S
+from producer.link import Link
 from producer.ticket import Ticket
 from producer.wire import decode_replies
 
@@ -25,6 +24,7 @@ log = logging.getLogger("trtq.mailbox")
 _BLOCK_MS = 500
 _SWEEP_S = 0.5
 _READ_COUNT = 64
+_TRIM_BYTES = 4 << 20
 _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -32,9 +32,9 @@ class Mailbox:
     """Open tickets by task id; a reader thread answers them and fails those past their deadline."""
 
     def __init__(
-        self, connection: redis.Redis, client: str, clock: Callable[[], float], grace_s: float = 2.0
+        self, link: Link, client: str, clock: Callable[[], float], grace_s: float = 2.0
     ) -> None:
-        self._redis = connection
+        self._link = link
         self._key = keys.reply(client)
         self._clock = clock
         self._grace_s = grace_s
@@ -71,7 +71,7 @@ class Mailbox:
             self._thread = None
         self._fail_all(ClientClosed("the client was closed before the task was answered"))
         try:
-            self._redis.delete(self._key)
+            self._link.call("DEL", self._key)
         except LINK_ERRORS as failure:
             log.debug("the reply stream will expire by itself: %s", failure)
 
@@ -85,40 +85,48 @@ class Mailbox:
 
     def _read(self) -> None:
         last = b"0"
-        stale = False
+        trimmed = last
+        read_bytes = 0
         failures = 0
-        next_sweep = self._clock() + _SWEEP_S
+        now_s = self._clock()
+        next_sweep_s, renewed_s = now_s + _SWEEP_S, now_s
         while not self._stop.is_set():
             try:
-                entries = self._next(last, trim=stale)
+                for entry_id, (_, blob, *_) in self._next(last):
+                    self._deliver(blob)
+                    last = entry_id
+                    read_bytes += len(blob)
+                now_s = self._clock()
+                due = now_s >= next_sweep_s
+                if last != trimmed and (due or read_bytes >= _TRIM_BYTES):
+                    self._trim(last)
+                    trimmed, read_bytes, renewed_s = last, 0, now_s
+                elif now_s - renewed_s > REPLY_TTL_S / 10:
+                    self._link.call("EXPIRE", self._key, REPLY_TTL_S)
+                    renewed_s = now_s
+                failures = 0
             except LINK_ERRORS as failure:
                 # A restarted Redis may number from an earlier time: read from the start again.
-                last, stale = b"0", False
+                last = trimmed = b"0"
                 if failures == 0:
                     log.warning("lost Redis while waiting for replies: %s", failure)
                 self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
-                entries = []
-            else:
-                failures = 0
-            for entry_id, fields in entries:
-                self._deliver(fields.get(b"d", b""))
-                last, stale = entry_id, True
-            now = self._clock()
-            if now >= next_sweep:
-                self._sweep(now)
-                next_sweep = now + _SWEEP_S
+                now_s = self._clock()
+                due = now_s >= next_sweep_s
+            if due:
+                self._sweep(now_s)
+                next_sweep_s = now_s + _SWEEP_S
 
-    def _next(self, last: bytes, *, trim: bool) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        pipe = self._redis.pipeline(transaction=False)
-        if trim:
-            pipe.xtrim(self._key, minid=_after(last), approximate=False)
-            pipe.expire(self._key, REPLY_TTL_S)
-        pipe.xread({self._key: last}, count=_READ_COUNT, block=_BLOCK_MS)
-        answer: Any = pipe.execute()[-1]
-        if isinstance(answer, dict):
-            answer = list(answer.items())
-        return answer[0][1] if answer else []
+    def _next(self, last: bytes) -> Any:
+        command = ("XREAD", "COUNT", _READ_COUNT, "BLOCK", _BLOCK_MS, "STREAMS", self._key, last)
+        answer = self._link.call(*command)
+        return answer[0][1] if answer else ()
+
+    def _trim(self, last: bytes) -> None:
+        """Removes what was read, now and then: for each read it would cost as much as reading."""
+        self._link.call("XTRIM", self._key, "MINID", _after(last))
+        self._link.call("EXPIRE", self._key, REPLY_TTL_S)
 
     def _deliver(self, blob: bytes) -> None:
         try:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import redis
 
-from producer.bell import Bell
 from producer.connection import LINK_ERRORS
 from producer.errors import QueueFull, RedisUnavailable, TrtqError
 from producer.inbox import Inbox
+from producer.link import Link
 from producer.spec import ModelSpec
 from producer.ticket import Ticket
 
@@ -46,18 +46,16 @@ class Outbox:
 
     def __init__(
         self,
-        connection: redis.Redis,
+        link: Link,
         client: str,
-        bell: Bell,
         clock: Callable[[], float],
         max_unsent: int,
         on_refused: Callable[[Ticket], None],
         in_flight: Callable[[], int],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._redis = connection
+        self._link = link
         self._client = client
-        self._bell = bell
         self._clock = clock
         self._max_unsent = max_unsent
         self._on_refused = on_refused
@@ -125,7 +123,6 @@ class Outbox:
                 self._refuse(letter, error)
 
     def _run(self) -> None:
-        self._bell.start()
         carried: list[Letter] = []
         while not (self._stop.is_set() and self._queue.empty() and not carried):
             letters = [letter for letter in carried if not letter.ticket.done()]
@@ -175,13 +172,13 @@ class Outbox:
         spec, priority = letters[0].spec, letters[0].ticket.priority
         inbox = self._inboxes.get(spec.name)
         if inbox is None:
-            inbox = self._inboxes[spec.name] = Inbox(self._redis, spec.name)
+            inbox = self._inboxes[spec.name] = Inbox(self._link, spec.name)
         self._flush += 1
         tasks = [(letter.rows, letter.frame) for letter in letters]
         failures = 0
         while True:
             try:
-                ring, ids = inbox.add(spec, priority, self._client, self._flush, tasks)
+                _, ids = inbox.add(spec, priority, self._client, self._flush, tasks)
                 break
             except LINK_ERRORS as failure:
                 if failures == 0:
@@ -205,8 +202,6 @@ class Outbox:
                 self._refuse(letter, _full(spec))
             else:
                 again.append(letter)
-        if ring:
-            self._bell.ring(spec.name, "work")
         return again
 
     def _take_back(self, inbox: Inbox, letter: Letter) -> None:

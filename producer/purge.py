@@ -7,6 +7,7 @@ import redis
 from producer import keys
 from producer.errors import Cancelled, WireError
 from producer.inbox import REPLY_TTL_S, Inbox
+from producer.link import Link
 from producer.task import Reply, client_of
 from producer.wire import decode_task, encode_reply, sender_of
 
@@ -17,7 +18,7 @@ def purge(connection: redis.Redis, model: str) -> int:
     Their tickets end with Cancelled. Raises InvalidInput for a name that is none, redis-py's
     errors.
     """
-    inbox = Inbox(connection, model)
+    inbox = Inbox(Link(connection), model)
     before = inbox.look()
     left = before.high + before.normal + before.low
     removed = 0

@@ -9,6 +9,7 @@ import redis
 
 from producer import keys
 from producer.inbox import Inbox, QueueState
+from producer.link import Link
 
 
 class Status(NamedTuple):
@@ -26,9 +27,8 @@ class Status(NamedTuple):
 def look(connection: redis.Redis) -> Status:
     """The state now. Raises redis-py's errors."""
     names: Any = connection.hkeys(keys.MODELS)
-    queues = {
-        name: Inbox(connection, name).look() for name in sorted(raw.decode() for raw in names)
-    }
+    link = Link(connection)
+    queues = {name: Inbox(link, name).look() for name in sorted(raw.decode() for raw in names)}
     found = list(connection.scan_iter(match=keys.worker("*"), count=1000))
     reports: Any = connection.mget(found) if found else []
     # None: it expired since the scan.

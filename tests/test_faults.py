@@ -14,10 +14,12 @@ import pytest
 import redis
 
 from producer import Client
+from producer.bell import bell_message
 from producer.bulk import BulkProgress, run_bulk
 from producer.embedded import EmbeddedRedis
 from producer.errors import DeadlineExceeded, PoisonTask, TrtqError
 from producer.inbox import Inbox
+from producer.link import Link
 from tests.support import models as onnx_models
 from tests.support.processes import ROOT, start_worker, until
 from workers.process import EXIT_CONFIG
@@ -49,11 +51,28 @@ def server() -> Iterator[EmbeddedRedis]:
 def inbox(server: EmbeddedRedis) -> Iterator[Inbox]:
     """The slow model's queue."""
     with redis.Redis.from_url(server.url, protocol=2) as connection:
-        yield Inbox(connection, "slow")
+        yield Inbox(Link(connection), "slow")
 
 
 def rows(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
     return np.random.default_rng(3).random((count, WIDTH), dtype=np.float32)
+
+
+def push_bell(server: EmbeddedRedis, queue: str, message: bytes) -> None:
+    with redis.Redis.from_url(server.url) as connection:
+        connection.lpush(queue, message)
+
+
+def test_a_lost_bell_is_healed(server: EmbeddedRedis, folder: Path) -> None:
+    start_worker(server.url, folder, name="publishes").stop()
+    with Client(server.url) as client, redis.Redis.from_url(server.url) as connection:
+        ticket = client.submit("slow", rows(1)[0])
+        until(ticket.accepted)
+        assert connection.delete("trtq.slow") == 1
+        worker = start_worker(server.url, folder, name="heals")
+        assert ticket.exception(20) is None
+        assert "no bell and no turn" in worker.text
+    assert worker.stop() == 0
 
 
 def test_a_killed_workers_tasks_are_answered_by_another(
@@ -98,7 +117,7 @@ def test_redis_restarts_under_a_turn_with_a_bell_prefetched(folder: Path, tmp_pa
             tickets = [client.submit("slow", row) for row in rows(120)]
             until(lambda: sum(t.done() for t in tickets) >= 8)
             for _ in range(3):
-                client._bell.ring("slow", "one bell too many")
+                push_bell(server, "trtq.slow", bell_message("slow", "one bell too many"))
             server.kill()
             server.start()
             late = [client.submit("slow", row) for row in rows(8)]
@@ -153,6 +172,7 @@ BULK = """
 import sys
 from pathlib import Path
 from producer import Client
+from producer.bell import bell_message
 from producer.bulk import run_bulk
 with Client(sys.argv[1]) as client:
     run_bulk(client, "slow", Path(sys.argv[2]), Path(sys.argv[3]), rows_per_task=4, window=4,
@@ -226,9 +246,7 @@ def test_a_turn_never_raises_into_the_pool(server: EmbeddedRedis, folder: Path) 
     """A bell for a model that the worker does not serve; then it serves as before."""
     worker = start_worker(server.url, folder, queues="trtq.slow")
     with Client(server.url) as client:
-        app_bell = client._bell
-        app_bell.start()
-        app_bell._app.send_task("trtq.serve", args=("nosuch", "test"), queue="trtq.slow")
+        push_bell(server, "trtq.slow", bell_message("nosuch", "test"))
         until(lambda: "does not serve model 'nosuch'" in worker.text)
         assert client.submit("slow", rows(1)[0]).exception(20) is None
     assert worker.stop() == 0

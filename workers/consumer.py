@@ -7,6 +7,8 @@ from typing import Any
 
 from celery.worker.consumer import Consumer
 
+_EVENT_DELAY_S = 0.05
+
 log = logging.getLogger("trtq.consumer")
 
 
@@ -18,6 +20,8 @@ class SurvivingConsumer(Consumer):  # type: ignore[misc]
     harmless, so the cleanup and late acknowledgements may fail.
     """
 
+    _flush_is_due = False
+
     def on_connection_error_after_connected(self, exc: BaseException) -> None:
         """Called when the broker connection broke."""
         try:
@@ -25,6 +29,20 @@ class SurvivingConsumer(Consumer):  # type: ignore[misc]
         except Exception as failure:  # noqa: BLE001 - whatever the cleanup hits, reconnect
             log.warning("the lost broker connection could not be cleaned up: %r", failure)
             self.connection = None
+
+    def on_send_event_buffered(self) -> None:
+        """Called when an event waits to be sent.
+
+        A moment's delay joins the events of one task into one message, and keeps their cost away
+        from the turn that has just begun.
+        """
+        if self.hub and not self._flush_is_due:
+            self._flush_is_due = True
+            self.hub.call_later(_EVENT_DELAY_S, self._flush_events)
+
+    def _flush_events(self) -> None:
+        self._flush_is_due = False
+        super()._flush_events()
 
     def call_soon_ack(self, p: Any, *args: Any, **kwargs: Any) -> Any:
         """Acknowledges in the hub; over a connection that is gone that is moot."""

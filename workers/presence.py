@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import redis
 
 from producer import keys
-from producer.bell import Bell
 from producer.connection import LINK_ERRORS
 from producer.errors import ModelConflict
 from producer.inbox import Inbox
@@ -41,7 +40,6 @@ class Presence:
         consumer: str,
         facts: dict[str, Any],
         models: Sequence[ServedModel],
-        bell: Bell,
         lease_ms: int,
         interval_s: float,
         on_death: Callable[[str], None],
@@ -50,7 +48,6 @@ class Presence:
         self._consumer = consumer
         self._facts = facts
         self._models = models
-        self._bell = bell
         self._lease_ms = lease_ms
         self._interval_s = interval_s
         self._on_death = on_death
@@ -139,8 +136,7 @@ class Presence:
     def _heal(self) -> None:
         for model in self._models:
             if model.inbox.heal(self._lease_ms):
-                log.info("work of model %r had no bell and no turn: ringing", model.spec.name)
-                self._bell.ring(model.spec.name, "uncovered work")
+                log.info("work of model %r had no bell and no turn: rang", model.spec.name)
 
 
 def _published(spec: ModelSpec) -> bytes:

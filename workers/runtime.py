@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from producer.bell import Bell
 from producer.connection import connect, named_errors
 from producer.errors import ConfigError
+from producer.link import Link
 from workers.engines import make_engine
 from workers.files import RowFiles
 from workers.metrics import Counters
@@ -57,7 +57,7 @@ class Runtime:
         """
         settings = self._settings
         self._redis = connect(settings.redis_url)
-        self._bell = Bell(settings.redis_url)
+        link = Link(self._redis)
         self._files = RowFiles(settings.bulk_folders)
         with named_errors(settings.redis_url):
             self._redis.ping()
@@ -65,7 +65,7 @@ class Runtime:
                 served = Served(
                     config,
                     make_engine(config),
-                    self._redis,
+                    link,
                     self.consumer,
                     settings,
                     self._files,
@@ -86,7 +86,6 @@ class Runtime:
                 self.consumer,
                 facts,
                 list(self._models.values()),
-                self._bell,
                 settings.lease_ms,
                 settings.heartbeat_s,
                 self._on_fatal,
@@ -103,9 +102,7 @@ class Runtime:
             )
         with self._turn:
             before, started_ms = served.counters.copy(), self._clock()
-            ring = served.turn(self._stopping.is_set, self._others_wait)
-            if ring:
-                self._bell.ring(model, "work left")
+            served.turn(self._stopping.is_set, self._others_wait)
             return _summary(
                 model, served.counters.since(before), (self._clock() - started_ms) / 1000
             )
@@ -135,7 +132,6 @@ class Runtime:
         self._models = {}
         if hasattr(self, "_files"):
             self._files.close()
-            self._bell.close()
             self._redis.close()
         return drained
 

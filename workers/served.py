@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import redis
-
 from producer.inbox import Inbox, Settlement
+from producer.link import Link
 from workers.engines.base import Engine
 from workers.executor import Executor
 from workers.feed import Feed
@@ -30,7 +29,7 @@ class Served:
         self,
         config: ModelConfig,
         engine: Engine,
-        connection: redis.Redis,
+        link: Link,
         consumer: str,
         settings: WorkerSettings,
         files: RowFiles,
@@ -40,7 +39,7 @@ class Served:
         self.config = config
         self.engine = engine
         self.counters = Counters()
-        self.inbox = Inbox(connection, config.name)
+        self.inbox = Inbox(link, config.name)
         self._consumer = consumer
         self._settings = settings
         self._files = files
@@ -81,8 +80,8 @@ class Served:
             self.spec.max_batch,
         )
 
-    def turn(self, stopping: Callable[[], bool], others_wait: Callable[[], bool]) -> bool:
-        """Runs one turn; True if the caller must ring for work that is left."""
+    def turn(self, stopping: Callable[[], bool], others_wait: Callable[[], bool]) -> None:
+        """Runs one turn."""
         settings, cover_rows = self._settings, self.spec.cover_rows
         limits = TurnLimits(
             held_rows=max(self.spec.max_batch * 2, self.spec.max_rows_per_task),
@@ -93,7 +92,7 @@ class Served:
             max_deliveries=settings.max_deliveries,
             drain_ms=settings.drain_grace_s * 1000,
         )
-        return Turn(
+        Turn(
             self.inbox,
             self._consumer,
             self.intake,

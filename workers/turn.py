@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from producer.connection import LINK_ERRORS
 from producer.errors import TrtqError
-from producer.inbox import Entry, Inbox, Settlement
+from producer.inbox import Claim, Entry, Inbox, Settlement
 from workers.batcher import Held
 from workers.feed import Feed
 from workers.intake import Intake
@@ -119,25 +119,28 @@ class Turn:
         self._claims = 0
         self._offset_ms = 0.0
 
-    def run(self) -> bool:
-        """Runs the turn; True if the caller must ring for work that is left."""
+    def run(self) -> None:
+        """Runs the turn; rings at its end if work is left that nobody covers."""
         started_ms = self._clock()
         try:
-            self._set_clock(self._inbox.enter(self._consumer))
+            # The first claim comes with the first call: from idle, each round trip is latency.
+            entered = self._inbox.enter(self._consumer, self._limits.held_rows)
+            self._accept(entered)
             self._work(started_ms)
         except LINK_ERRORS as failure:
             log.warning("the turn on %r ends, Redis is away: %s", self._inbox.model, failure)
         self._finish()
         try:
-            return self._inbox.leave(self._consumer)
-        except LINK_ERRORS:
-            return False
+            if self._inbox.leave(self._consumer):
+                log.debug("the turn on %r left work to another", self._inbox.model)
+        except LINK_ERRORS as failure:
+            log.warning("the turn on %r could not sign off: %s", self._inbox.model, failure)
 
     def _work(self, started_ms: float) -> None:
         limits = self._limits
         quiet_since_ms = started_ms
-        renew_ms = 0.0
-        # New work first: from idle, each call before the first claim is latency.
+        renew_ms = started_ms + min(limits.lease_ms / 3, 1000.0)
+        # New work first, and the slots their first moment alone.
         reclaim_ms = started_ms + _FIRST_RECLAIM_MS
         backlog = True
         while True:
@@ -187,7 +190,9 @@ class Turn:
     def _claim(self, count: int) -> int:
         self._claims += 1
         first = 2 if self._claims % 16 == 0 else 1 if self._claims % 4 == 0 else 0
-        claim = self._inbox.claim(self._consumer, count, first)
+        return self._accept(self._inbox.claim(self._consumer, count, first))
+
+    def _accept(self, claim: Claim) -> int:
         self._set_clock(claim.now_ms)
         if claim.cancelled:
             self._withdraw(

@@ -12,6 +12,7 @@ from benchmarks.peers.loops import PAYLOADS, Loops, WrongAnswer, obey
 from producer import Client
 from producer.connection import connect
 from producer.inbox import Inbox
+from producer.link import Link
 from producer.ticket import Ticket
 
 _TIMEOUT_S = 30
@@ -20,7 +21,7 @@ _ROWS = [np.frombuffer(payload, np.uint8) for payload in PAYLOADS]
 
 def main() -> None:
     url, model = os.environ["BENCH_REDIS_URL"], os.environ["BENCH_MODEL"]
-    inbox = Inbox(connect(url), model)
+    inbox = Inbox(Link(connect(url)), model)
     with Client(url) as client:
 
         def submit(i: int) -> Ticket:

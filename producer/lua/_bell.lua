@@ -11,10 +11,13 @@ local function covers(bells, turns, now)
   return redis.call('ZCOUNT', bells, now, '+inf') + redis.call('ZCOUNT', turns, now, '+inf')
 end
 
-local function ring(bells, now, bell_ttl_ms)
+-- Counts a bell and puts its message into the Celery queue in the same step.
+local function ring(bells, queue, message, now, bell_ttl_ms)
+  local id = 'bell-' .. table.concat(redis.call('TIME'), '-')
   redis.call('ZREMRANGEBYSCORE', bells, '-inf', now)
-  redis.call('ZADD', bells, now + bell_ttl_ms, table.concat(redis.call('TIME'), '.'))
+  redis.call('ZADD', bells, now + bell_ttl_ms, id)
   redis.call('PEXPIRE', bells, bell_ttl_ms * 2)
+  redis.call('LPUSH', queue, (string.gsub(message, '@bell@', id)))
 end
 
 local function ensure_group(stream, group)

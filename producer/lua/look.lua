@@ -1,6 +1,6 @@
--- The state of one model's queue; with `heal`, counts a bell for work that nobody covers.
--- KEYS  bells, turns, workers, load, dead, streams
--- ARGV  group, bell ttl in ms, lease in ms, heal (0 or 1)
+-- The state of one model's queue; with `heal`, rings for work that nobody covers.
+-- KEYS  bells, turns, workers, load, dead, bell queue, streams
+-- ARGV  group, bell ttl in ms, lease in ms, heal (0 or 1), bell message
 -- Returns {rings, now, bells, turns, workers, rows, bytes, dead, per stream: length, claimed, oldest id}
 local bells, turns, workers = KEYS[1], KEYS[2], KEYS[3]
 local now = now_ms()
@@ -12,7 +12,7 @@ local answer = {
   tonumber(load[1] or 0), tonumber(load[2] or 0), redis.call('LLEN', KEYS[5]),
 }
 local uncovered = false
-for index = 6, #KEYS do
+for index = 7, #KEYS do
   local length, claimed, oldest = redis.call('XLEN', KEYS[index]), 0, ''
   if length > 0 then
     ensure_group(KEYS[index], ARGV[1])
@@ -27,7 +27,7 @@ for index = 6, #KEYS do
   answer[#answer + 1] = oldest
 end
 if ARGV[4] == '1' and uncovered and answer[3] + answer[4] == 0 then
-  ring(bells, now, tonumber(ARGV[2]))
+  ring(bells, KEYS[6], ARGV[5], now, tonumber(ARGV[2]))
   answer[1] = 1
 end
 return answer

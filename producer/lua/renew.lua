@@ -1,6 +1,6 @@
 -- Renews the lease of entries that this consumer still owns, and its turn.
 -- KEYS  turns, streams    ARGV  group, consumer, turn lease in ms, then stream index, id, ...
--- Returns the ids that are no longer ours: another worker took them, or they are answered.
+-- Returns '<stream index>:<id>' of what is no longer ours: taken by another worker, or answered.
 local group, consumer, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 redis.call('ZADD', KEYS[1], now_ms() + lease_ms, consumer)
 redis.call('PEXPIRE', KEYS[1], lease_ms * 2)
@@ -15,7 +15,7 @@ for index = 4, #ARGV, 2 do
   if owned then
     redis.call('XCLAIM', stream, group, consumer, 0, id, 'JUSTID')
   else
-    lost[#lost + 1] = id
+    lost[#lost + 1] = ARGV[index] .. ':' .. id
   end
 end
 return lost

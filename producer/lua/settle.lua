@@ -50,7 +50,10 @@ end
 for reply_index, joined in pairs(frames) do
   local key = KEYS[7 + reply_index]
   redis.call('XADD', key, '*', 'd', table.concat(joined))
-  redis.call('EXPIRE', key, ARGV[2])
+  -- The reader renews the expiry of a stream that it knows; a new one has none yet.
+  if redis.call('XLEN', key) == 1 then
+    redis.call('EXPIRE', key, ARGV[2])
+  end
 end
 if answered > 0 then
   local left = redis.call('HINCRBY', load, 'rows', -rows)
