@@ -7,19 +7,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from producer.errors import ConfigError, InvalidInput, MissingExtra
-from tests.support.processes import until
+from tests.support import models as onnx_models
+from tests.support.processes import ROOT, until
 from workers import launch
 from workers.launch import Child, Plan, Supervisor, make_plans, parse_devices
+from workers.process import watch_supervisor
 
 
 class FakeChild:
-    """Runs until told to end; `obeys` makes SIGTERM end it with 0."""
+    """Runs until told to end; `obeys` makes SIGTERM end it with 0, `dies` SIGKILL with -9."""
+
+    dies = True
 
     def __init__(self, plan: Plan, obeys: bool = True) -> None:
         self.plan = plan
@@ -33,7 +38,7 @@ class FakeChild:
     def send_signal(self, sig: int) -> None:
         self.signals.append(sig)
         if sig == signal.SIGKILL:
-            self.code = -9
+            self.code = -9 if self.dies else None
         elif self.obeys and self.code is None:
             self.code = 0
 
@@ -53,6 +58,7 @@ class World:
             clock=lambda: self.now_s,
             sleep=self.sleep,
             report=self.reports.append,
+            stop_s=20,
         )
 
     def spawn(self, plan: Plan) -> Child:
@@ -87,6 +93,49 @@ def test_a_second_stop_kills() -> None:
     assert world.supervisor.run() == 1
     assert world.started[0][1].signals == [signal.SIGTERM, signal.SIGKILL]
     assert world.now_s >= 9
+
+
+def test_a_warm_stop_that_takes_too_long_kills_what_is_left() -> None:
+    world = World("quick", "slow", obeys=False)
+
+    def stop() -> None:
+        world.supervisor.request_stop()
+        world.started[0][1].code = 0
+
+    world.at = [(5, stop)]
+    assert world.supervisor.run() == 1
+    assert world.now_s == pytest.approx(25, abs=0.5)
+    assert world.started[1][1].signals == [signal.SIGTERM, signal.SIGKILL]
+    assert "slow did not stop within 20 s" in world.reports[0]
+    assert "quick" not in world.reports[0]
+
+
+def test_a_child_that_cannot_be_killed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeChild, "dies", False)
+    world = World("stuck", obeys=False)
+    world.at = [(5, world.supervisor.request_stop)]
+    assert world.supervisor.run() == 1
+    assert world.now_s == pytest.approx(30, abs=0.5)
+    assert "cannot be killed" in world.reports[-1]
+
+
+def test_the_stop_deadline_follows_the_drain_grace(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: list[float] = []
+
+    class Recorded(Supervisor):
+        def __init__(self, plans: list[Plan], *, stop_s: float, **_: object) -> None:
+            made.append(stop_s)
+            super().__init__(plans)
+
+    monkeypatch.setattr(launch, "Supervisor", Recorded)
+    monkeypatch.setenv("TRTQ_DRAIN_GRACE_S", "100")
+    assert launch.launch([]) == 0
+    assert made == [110]
+    monkeypatch.setenv("TRTQ_DRAIN_GRACE_S", "soon")
+    with pytest.raises(ConfigError, match="TRTQ_DRAIN_GRACE_S='soon'"):
+        launch.launch([])
 
 
 def test_failing_children_are_restarted_ever_later() -> None:
@@ -214,6 +263,79 @@ sys.exit(launch([Plan("cpu", (sys.executable, "-c", child), {"X": "1"})]))
     finally:
         process.kill()
         process.wait(10)
+
+
+def test_the_end_of_the_pipe_is_the_supervisors_death() -> None:
+    alive_fd, held_fd = os.pipe()
+    sent: list[int] = []
+    termed, overdue = threading.Event(), threading.Event()
+    naps: list[float] = []
+
+    def send(number: int) -> None:
+        sent.append(number)
+        termed.set()
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        assert overdue.wait(20)
+
+    try:
+        thread = watch_supervisor(alive_fd, 45, send, sleep)
+        os.write(held_fd, b"no end")
+        assert not termed.is_set()
+        os.close(held_fd)
+        assert termed.wait(20)
+        assert sent == [signal.SIGTERM]
+        overdue.set()
+        thread.join(20)
+        assert sent == [signal.SIGTERM, signal.SIGKILL]
+        assert naps == [45]
+    finally:
+        os.close(alive_fd)
+
+
+def running(pid: int) -> bool:
+    """False for a zombie too: its parent may be a container's first process that reaps none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def children(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_workers_end_with_a_killed_supervisor(redis_url: str, tmp_path: Path) -> None:
+    onnx_models.checksum_model(tmp_path / "checksum.onnx", 16)
+    onnx_models.write_config(tmp_path, "checksum", max_batch=64)
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "producer.cli", "worker", "--models", str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, "TRTQ_REDIS_URL": redis_url},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    pids: list[int] = []
+    try:
+        until(lambda: log.read_text(errors="replace").count(" ready.") == 2, 60)
+        pids = children(supervisor.pid)
+        assert len(pids) == 2
+        supervisor.kill()
+        supervisor.wait(10)
+        until(lambda: not any(map(running, pids)))
+        text = log.read_text(errors="replace")
+        assert text.count("the supervisor has died") == 2
+        assert "killing this process" not in text
+    finally:
+        supervisor.kill()
+        supervisor.wait(10)
+        for pid in filter(running, pids):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_launch_needs_no_gpu_library() -> None:

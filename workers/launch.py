@@ -10,20 +10,30 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
 
+from pydantic import ValidationError
+
 from producer import keys
 from producer.errors import ConfigError, MissingExtra
+from workers.settings import WorkerSettings
 
 #: A child that ended with this would end so again (os.EX_CONFIG): it is not restarted.
 EXIT_CONFIG = 78
+#: Names the descriptor to the child; workers/process.py has it too, this process needs no Celery.
+SUPERVISOR_FD = "TRTQ_SUPERVISOR_FD"
 _EXIT_FAILED = 1
 _FIRST_BACKOFF_S = 1.0
 _MOST_BACKOFF_S = 30.0
 _STEADY_S = 60.0
 _POLL_S = 0.1
+#: What a warm stop may take beyond the drain grace: Celery's own steps, freeing the models.
+_STOP_MARGIN_S = 10.0
+#: How long a killed child may take to be gone; one stuck in the kernel is left to it.
+_KILL_S = 5.0
 
 
 class Plan(NamedTuple):
@@ -140,13 +150,21 @@ def _command(node: str, loglevel: str, concurrency: int) -> tuple[str, ...]:
     # fmt: on
 
 
-def spawn(plan: Plan) -> Child:
-    """Starts the child in a session of its own: a Ctrl-C reaches the supervisor alone."""
+def spawn(plan: Plan, alive_fd: int | None = None) -> Child:
+    """Starts the child in a session of its own: a Ctrl-C reaches the supervisor alone.
+
+    `alive_fd`: the read end of a pipe that ends with the supervisor; the child stops by itself
+    then (see `workers.process.watch_supervisor`).
+    """
+    env = {**os.environ, **plan.env}
+    if alive_fd is not None:
+        env[SUPERVISOR_FD] = str(alive_fd)
     return subprocess.Popen(
         plan.command,
-        env={**os.environ, **plan.env},
+        env=env,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
+        pass_fds=() if alive_fd is None else (alive_fd,),
     )
 
 
@@ -165,7 +183,8 @@ class Supervisor:
     """Keeps one child per plan alive until it is asked to stop.
 
     A child that fails is started again after 1, 2, 4 ... 30 seconds (from 1 again once it ran
-    for a minute); one that ends with 78 (wrong configuration) ends everything with 78.
+    for a minute); one that ends with 78 (wrong configuration) ends everything with 78. What has
+    not ended `stop_s` seconds after a warm stop is killed.
     """
 
     def __init__(
@@ -176,8 +195,12 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+        stop_s: float = 40.0,
     ) -> None:
         self._posts = [_Post(plan) for plan in plans]
+        self._stop_s = stop_s
+        self._kill_at_s: float | None = None
+        self._leave_at_s: float | None = None
         self._spawn = spawn
         self._clock = clock
         self._sleep = sleep
@@ -193,7 +216,8 @@ class Supervisor:
     def run(self) -> int:
         """Supervises until all children have ended; returns the exit code.
 
-        0: every child ended with 0; 78: a child refused its configuration; else 1.
+        0: every child ended with 0; 78: a child refused its configuration; else 1, also when
+        children had to be killed.
         """
         try:
             while True:
@@ -202,6 +226,8 @@ class Supervisor:
                     self._attend(post)
                 if all(post.child is None and post.due_s is None for post in self._posts):
                     return self._exit_code
+                if self._stop_is_over():
+                    return self._exit_code or _EXIT_FAILED
                 self._sleep(_POLL_S)
         finally:
             self._signal(signal.SIGKILL)
@@ -238,11 +264,37 @@ class Supervisor:
 
     def _heed_requests(self) -> None:
         if self._requests > self._heeded:
-            self._signal(signal.SIGTERM if self._requests == 1 else signal.SIGKILL)
             self._heeded = self._requests
+            if self._requests == 1:
+                self._signal(signal.SIGTERM)
+                self._kill_at_s = self._clock() + self._stop_s
+            else:
+                self._kill()
         if self._requests:
             for post in self._posts:
                 post.due_s = None
+
+    def _stop_is_over(self) -> bool:
+        """Kills what outlived the stop's deadline; True once even that has had its time."""
+        now_s = self._clock()
+        if self._kill_at_s is not None and now_s >= self._kill_at_s:
+            self._report(
+                f"trtq worker: {self._running()} did not stop within {self._stop_s:g} s; killing"
+            )
+            self._exit_code = self._exit_code or _EXIT_FAILED
+            self._kill()
+        if self._leave_at_s is None or now_s < self._leave_at_s:
+            return False
+        self._report(f"trtq worker: {self._running()} cannot be killed; leaving")
+        return True
+
+    def _kill(self) -> None:
+        self._kill_at_s = None
+        self._leave_at_s = self._clock() + _KILL_S
+        self._signal(signal.SIGKILL)
+
+    def _running(self) -> str:
+        return ", ".join(post.plan.name for post in self._posts if post.child is not None)
 
     def _signal(self, number: int) -> None:
         for post in self._posts:
@@ -251,14 +303,27 @@ class Supervisor:
 
 
 def launch(plans: Sequence[Plan]) -> int:
-    """Supervises `plans` until SIGTERM or SIGINT; returns the exit code. Main thread only."""
-    supervisor = Supervisor(plans)
+    """Supervises `plans` until SIGTERM or SIGINT; returns the exit code. Main thread only.
 
+    The children end with this process, however it ends. A warm stop may take TRTQ_DRAIN_GRACE_S
+    and 10 s. Raises ConfigError outside the main thread and for a wrong setting.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("the supervisor needs the main thread: it handles signals")
+    stop_s = _drain_grace_s() + _STOP_MARGIN_S
+    # Nobody writes: the kernel closes the write end with this process, and readers see the end.
+    alive_fd, held_fd = os.pipe()
+    try:
+        return _supervise(Supervisor(plans, spawn=partial(spawn, alive_fd=alive_fd), stop_s=stop_s))
+    finally:
+        os.close(alive_fd)
+        os.close(held_fd)
+
+
+def _supervise(supervisor: Supervisor) -> int:
     def on_signal(number: int, frame: FrameType | None) -> None:
         supervisor.request_stop()
 
-    if threading.current_thread() is not threading.main_thread():
-        raise ConfigError("the supervisor needs the main thread: it handles signals")
     before = {
         number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)
     }
@@ -267,3 +332,12 @@ def launch(plans: Sequence[Plan]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _drain_grace_s() -> float:
+    try:
+        return WorkerSettings().drain_grace_s
+    except ValidationError as failure:
+        wrong = failure.errors(include_url=False)[0]
+        name = "TRTQ_" + "_".join(map(str, wrong["loc"])).upper()
+        raise ConfigError(f"{name}={wrong['input']!r}: {wrong['msg']}") from None

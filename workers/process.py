@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from celery import signals
@@ -24,6 +28,10 @@ log = logging.getLogger("trtq.process")
 #: The supervisor does not restart a process that ended with this (os.EX_CONFIG).
 EXIT_CONFIG = 78
 EXIT_FATAL = 70
+#: Environment variable: the file descriptor that ends with the supervisor (see workers/launch.py).
+SUPERVISOR_FD = "TRTQ_SUPERVISOR_FD"
+#: What an orphan's warm stop may take beyond its drain grace before it kills itself.
+_ORPHAN_MARGIN_S = 10.0
 
 
 class WorkerProcess:
@@ -119,12 +127,43 @@ def watch_signals(process: WorkerProcess) -> None:
 
     def on_init(sender: Any = None, conf: Any = None, options: Any = None, **_: Any) -> None:
         process.configure(conf, (options or {}).get("queues"))
+        fd = os.environ.pop(SUPERVISOR_FD, "")
+        if fd:
+            watch_supervisor(int(fd), WorkerSettings().drain_grace_s + _ORPHAN_MARGIN_S)
 
     def on_shutdown(**_: Any) -> None:
         process.request_stop()
 
     signals.celeryd_init.connect(on_init, weak=False)
     signals.worker_shutting_down.connect(on_shutdown, weak=False)
+
+
+def watch_supervisor(
+    fd: int,
+    stop_s: float,
+    send_signal: Callable[[int], None] = lambda number: os.kill(os.getpid(), number),
+    sleep: Callable[[float], None] = time.sleep,
+) -> threading.Thread:
+    """Ends this process after its supervisor, of which `fd` is the read end of a pipe.
+
+    A thread (the one returned) sends SIGTERM when the pipe ends, and SIGKILL `stop_s` seconds
+    later. An orphan must go: the next supervisor starts another worker for the same device.
+    """
+    os.set_inheritable(fd, False)
+
+    def watch() -> None:
+        # Blocks for the supervisor's life: it writes nothing, and the kernel closes its end.
+        while os.read(fd, 1):
+            pass
+        log.critical("the supervisor has died: stopping")
+        send_signal(signal.SIGTERM)
+        sleep(stop_s)
+        log.critical("the stop took longer than %g s: killing this process", stop_s)
+        send_signal(signal.SIGKILL)
+
+    thread = threading.Thread(target=watch, name="trtq-supervisor", daemon=True)
+    thread.start()
+    return thread
 
 
 def _others_wait() -> bool:

@@ -41,7 +41,8 @@ def worker(
 ) -> None:
     """Serve models: a Celery worker process for each device, started again when it fails.
 
-    The first SIGTERM or Ctrl-C lets running batches finish, the second ends at once.
+    The first SIGTERM or Ctrl-C lets running batches finish, for at most TRTQ_DRAIN_GRACE_S and
+    10 seconds; the second ends at once.
     Exit code 78: the configuration is wrong.
     """
     from producer.connection import connect
