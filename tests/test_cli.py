@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,7 +134,11 @@ def test_models_and_status(run: Run, worker: WorkerHandle) -> None:
     assert [w["pid"] for w in state["workers"]] == [worker.process.pid]
     shown = run("status")
     assert shown.exit_code == 0
-    assert "cpu@" in shown.stdout
+    head, row = shown.stdout.splitlines()[-2:]
+    assert head.split()[:5] == ["worker", "host", "device", "models", "pid"]
+    host = socket.gethostname()
+    assert row.split()[:3] == [f"cpu@{host}", host, "cpu"]
+    assert str(worker.process.pid) in row.split()
 
 
 def test_purge_tells_the_senders(run: Run, redis_url: str) -> None:

@@ -42,9 +42,10 @@ def status_tables(status: Status) -> RenderableType:
         )
     workers = _table(
         "worker",
+        "host",
         "device",
         "models",
-        right=("tasks/s", "rows/s", "tasks", "mean batch", "failed", "expired"),
+        right=("pid", "tasks/s", "rows/s", "tasks", "mean batch", "failed", "expired"),
     )
     for report in status.workers:
         workers.add_row(*_worker(report))
@@ -62,8 +63,10 @@ def _worker(report: dict[str, Any]) -> list[str]:
     batches = number("batches")
     return [
         str(report.get("node") or report.get("name", "?")),
+        str(report.get("host", "?")),
         str(report.get("device", "?")),
         ", ".join(map(str, report.get("models", []))),
+        str(report.get("pid", "?")),
         *(f"{number(name):,.0f}" for name in ("tasks_per_s", "rows_per_s", "tasks")),
         f"{number('rows') / batches:.1f}" if batches else "-",
         *(f"{number(name):,.0f}" for name in ("failed", "expired")),
