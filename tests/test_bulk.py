@@ -2,6 +2,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producer.bulk import BulkProgress, BulkSummary, run_bulk
+from producer.bulk import run as bulk_run
 from producer.bulk.journal import Journal
 from producer.bulk.plan import ChunkPlan
 from producer.errors import (
@@ -273,7 +275,7 @@ def test_resume_of_another_job_is_refused(place: Place) -> None:
     with pytest.raises(KeyboardInterrupt):
         place.bulk(progress=interrupt_after(4))
     other = ONE.model_copy(update={"inputs": (ONE.inputs[0].model_copy(update={"name": "z"}),)})
-    with pytest.raises(OutputMismatch, match="cannot be resumed"):
+    with pytest.raises(OutputMismatch, match=r"'double' has changed .*inputs was"):
         place.bulk(place.client(other), resume=True)
     with pytest.raises(BulkError, match="8 rows a task"):
         place.bulk(resume=True, rows_per_task=4)
@@ -290,6 +292,49 @@ def test_resume_of_another_job_is_refused(place: Place) -> None:
     place.output.write_bytes(kept)
     np.save(place.input, place.rows + 1)
     with pytest.raises(FileChanged, match="cannot be resumed"):
+        place.bulk(resume=True)
+
+
+def test_resume_after_the_model_changed_is_refused(place: Place) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        place.bulk(progress=interrupt_after(4))
+    state, output = place.state.read_bytes(), place.output.read_bytes()
+    for change, text in (
+        ({"max_batch": 4}, "max_batch was 8, now 4"),
+        ({"forbid_nan": True}, "forbid_nan was false, now true"),
+    ):
+        with pytest.raises(OutputMismatch, match=text) as caught:
+            place.bulk(place.client(ONE.model_copy(update=change)), resume=True)
+        assert "overwrite" in caught.value.message
+        assert place.state.read_bytes() == state
+        assert place.output.read_bytes() == output
+    # Larger limits are the same model; what the refusals left can still be resumed.
+    wider = ONE.model_copy(update={"queue_max_rows": 7, "cover_rows": 9, "max_task_bytes": 99})
+    assert place.bulk(place.client(wider), resume=True).resumed_rows >= 32
+    np.testing.assert_array_equal(np.load(place.output), place.rows * 2)
+
+
+def test_whatever_else_is_published_is_the_models_identity(place: Place) -> None:
+    class Published(ModelSpec):
+        digest: str
+
+    def served(digest: str) -> ThreadClient:
+        return place.client(Published(**ONE.model_dump(), digest=digest))
+
+    with pytest.raises(KeyboardInterrupt):
+        place.bulk(served("one"), progress=interrupt_after(4))
+    with pytest.raises(OutputMismatch, match='digest was "one", now "two"'):
+        place.bulk(served("two"), resume=True)
+    assert place.bulk(served("one"), resume=True).resumed_rows >= 32
+
+
+def test_a_state_of_an_earlier_release_is_refused(place: Place) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        place.bulk(progress=interrupt_after(4))
+    header, _, rest = place.state.read_bytes().partition(b"\n")
+    old = {**json.loads(header), "version": 1, "spec": "0f3c"}
+    place.state.write_bytes(json.dumps(old).encode() + b"\n" + rest)
+    with pytest.raises(OutputMismatch, match="version 1, now it is 2"):
         place.bulk(resume=True)
 
 
@@ -450,10 +495,68 @@ def test_redis_away_for_good(place: Place) -> None:
             raise RedisUnavailable("gone")
 
     client = place.client(refuse=refuse)
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises(RedisUnavailable, match=r"after 30 s without Redis: gone; .*--resume"):
         place.bulk(client, sleep=nap, clock=lambda: time_s[0])
-    assert 60 <= time_s[0] < 70
+    assert 30 <= time_s[0] < 36
     assert place.bulk(resume=True).resumed_rows == 16
+
+
+class Silent(ThreadClient):
+    """Answers the first chunk only. Then each question for the spec takes 10 s and may fail."""
+
+    def __init__(self, place: Place, outages: tuple[bool, ...]) -> None:
+        super().__init__(ONE, [place.root], double, threads=1)
+        self.now_s = 0.0
+        self.outages = iter(outages)
+        self.answered = threading.Event()
+        place.clients.append(self)
+
+    def spec(self, model: str) -> ModelSpec:
+        if self.submitted:
+            assert self.answered.wait(20)
+            self.now_s += 10
+            if next(self.outages, True):
+                raise RedisUnavailable("Redis at redis://:***@h/0 does not answer")
+        return super().spec(model)
+
+    def _execute(self, ticket: Any, reference: RowReference) -> None:
+        if reference.start == 0:
+            super()._execute(ticket, reference)
+            self.answered.set()
+
+
+@pytest.mark.parametrize(
+    ("outages", "end_s"),
+    # Noticed at 10 s, long before the tasks' deadline; a second outage is counted anew.
+    [((), 60), ((True, True, False), 90), ((False, False), 80)],
+)
+def test_redis_gone_for_good_while_the_job_waits_for_answers(
+    place: Place, monkeypatch: pytest.MonkeyPatch, outages: tuple[bool, ...], end_s: float
+) -> None:
+    monkeypatch.setattr(bulk_run, "_TICK_S", 0.0)
+    monkeypatch.setattr(bulk_run, "_SHORT_DRAIN_S", 0.0)
+    client = Silent(place, outages)
+    with pytest.raises(RedisUnavailable) as caught:
+        place.bulk(client, redis_patience_s=50, clock=lambda: client.now_s)
+    assert "50 s without Redis: Redis at redis://:***@h/0" in caught.value.message
+    assert "--resume" in caught.value.message
+    assert client.now_s == end_s
+    assert place.bulk(resume=True).resumed_rows == 8
+    np.testing.assert_array_equal(np.load(place.output), place.rows * 2)
+
+
+def test_redis_gone_before_anything_is_done_can_be_resumed(place: Place) -> None:
+    def refuse(_: RowReference) -> None:
+        raise RedisUnavailable("gone")
+
+    with pytest.raises(RedisUnavailable, match="after 0 s"):
+        place.bulk(place.client(refuse=refuse), redis_patience_s=0)
+    assert place.state.exists()
+    assert place.bulk(resume=True).resumed_rows == 0
+    np.testing.assert_array_equal(np.load(place.output), place.rows * 2)
+    for patience_s in (-1.0, float("nan")):
+        with pytest.raises(BulkError, match="redis_patience_s"):
+            place.bulk(overwrite=True, redis_patience_s=patience_s)
 
 
 def test_lines_of_an_earlier_boot_count_up_to_the_last_sync(tmp_path: Path) -> None:

@@ -21,13 +21,18 @@ from tests.support.processes import ROOT, until
 
 
 @pytest.fixture
-def idle(connection: redis.Redis) -> str:
-    """A published model that no worker serves, so that its tasks wait."""
+def idle_spec() -> ModelSpec:
+    """A model that no worker serves, so that its tasks wait."""
     tensor = TensorSpec(name="x", dtype="float32", shape=(2,))
-    spec = ModelSpec(
+    return ModelSpec(
         name="idle", inputs=(tensor,), outputs=(tensor,), max_batch=4, max_rows_per_task=4
     )
-    connection.hset(keys.MODELS, "idle", spec.model_dump_json())
+
+
+@pytest.fixture
+def idle(connection: redis.Redis, idle_spec: ModelSpec) -> str:
+    """The same, published."""
+    connection.hset(keys.MODELS, "idle", idle_spec.model_dump_json())
     return "idle"
 
 
@@ -68,6 +73,34 @@ def test_an_interrupted_bulk_job_says_how_to_go_on(
     assert "Traceback" not in text
     # What nobody has begun was taken back, and the job's state is there to go on from.
     assert connection.xlen(keys.model_keys(idle).low) == 0
+    assert (tmp_path / "out.npy.state").exists()
+
+
+def test_a_bulk_job_stops_when_redis_is_gone_and_can_be_resumed(
+    idle_spec: ModelSpec, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((100, 2), np.float32))
+    arguments = ("bulk", "idle", str(tmp_path / "rows.npy"), str(tmp_path / "out.npy"))
+    output = tmp_path / "log"
+    with (
+        EmbeddedRedis(folder=tmp_path / "data") as server,
+        redis.Redis.from_url(server.url, protocol=2) as raw,
+    ):
+        raw.config_set("requirepass", "hidden")
+        raw.hset(keys.MODELS, "idle", idle_spec.model_dump_json())
+        url = server.url.replace("redis://", "redis://:hidden@")
+        options = ("--redis-patience", "0.5")
+        with trtq(url, output, *arguments, *options, TRTQ_SPEC_TTL_S="0") as process:
+            until(lambda: raw.xlen(keys.model_keys("idle").low) == 25)
+            server.kill()
+            assert process.wait(60) == 1
+    lines = [line for line in output.read_text().splitlines() if line.startswith("error ")]
+    (line,) = lines
+    assert line.startswith("error [redis_unavailable]: the bulk job stopped after 0.5 s")
+    assert "redis://:***@127.0.0.1" in line
+    assert "start it" in line
+    assert "--resume" in line
+    assert "hidden" not in output.read_text()
     assert (tmp_path / "out.npy.state").exists()
 
 

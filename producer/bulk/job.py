@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,12 @@ from producer.bulk.run import BulkProgress, BulkRun, BulkSummary, ReferenceClien
 from producer.bulk.sinks import ErrorList, OutputFiles
 from producer.errors import BulkError, FileChanged, OutputMismatch, TrtqError
 from producer.spec import ModelSpec
+
+#: Limits change no result. Everything else that is published, now or by a later release, is the
+#: model's identity.
+_LIMITS = frozenset(
+    "max_rows_per_task max_task_bytes queue_max_rows queue_max_bytes cover_rows".split()
+)
 
 
 def run_bulk(
@@ -32,6 +37,7 @@ def run_bulk(
     progress: Callable[[BulkProgress], None] | None = None,
     priority: str = "low",
     deadline_s: float = 600.0,
+    redis_patience_s: float = 30.0,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> BulkSummary:
@@ -45,18 +51,23 @@ def run_bulk(
     `window` tasks of `rows_per_task` rows (default: the model's max_batch) are under way at once.
     `resume` goes on with an interrupted job, trying failed rows again, and starts anew where
     there is no output yet; `overwrite` replaces an existing output. `deadline_s` is one task's.
-    `progress` is called about once a task and once a second, in this thread.
+    Redis may be away for `redis_patience_s` seconds, counted from when that was noticed (within
+    TRTQ_SPEC_TTL_S and a second). `progress` is called about once a task and once a second, in
+    this thread.
 
     Beside the output lie `<output>.state` while the job is not finished, and
     `<output>.errors.jsonl` ({"row", "code", "message"} a line) if rows failed; those rows are
     NaN, or 0 in outputs of integers. Failed rows raise nothing: look at `BulkSummary.failed`.
 
     Raises BulkError and its kinds, UnknownModel, WrongInputName, NoRows, MissingExtra before
-    anything is sent; JobBusy; later the error that ended the job: a BulkError, RedisUnavailable
-    after a minute without Redis, or KeyboardInterrupt. What was done by then can be resumed.
+    anything is sent; JobBusy; later the error that ended the job: a BulkError, RedisUnavailable,
+    or KeyboardInterrupt. What was done by then can be resumed. A resume of a job that another
+    model began raises OutputMismatch: the output would hold rows of both.
     """
     if window < 1:
         raise BulkError(f"window {window!r}: use 1 or more")
+    if not redis_patience_s >= 0:
+        raise BulkError(f"redis_patience_s {redis_patience_s!r}: use 0 or more seconds")
     if resume and overwrite:
         raise BulkError("resume and overwrite exclude each other")
     spec = client.spec(model)
@@ -88,7 +99,9 @@ def run_bulk(
         errors = ErrorList(_beside(output.output, ".errors.jsonl"))
         errors.begin()
         stack.callback(errors.close)
-        options = RunOptions(window, priority, deadline_s, progress, fresh, clock, sleep)
+        options = RunOptions(
+            window, priority, deadline_s, redis_patience_s, progress, fresh, clock, sleep
+        )
         return BulkRun(client, spec, source, output, journal, plan, errors, options).run()
 
 
@@ -160,11 +173,10 @@ def _opened(spec: ModelSpec, files: dict[str, Path], output: Path) -> Iterator[s
 
 
 def _header(spec: ModelSpec, source: sources.Source, rows_per_task: int) -> dict[str, Any]:
-    tensors = spec.model_dump_json(include={"inputs", "outputs"})
     return {
-        "version": 1,
+        "version": 2,
         "model": spec.name,
-        "spec": hashlib.sha256(tensors.encode()).hexdigest(),
+        "spec": spec.model_dump(mode="json", exclude=set(_LIMITS)),
         "inputs": source.identity,
         "rows": source.rows,
         "rows_per_task": rows_per_task,
@@ -178,7 +190,6 @@ def _check_recorded(
     for key, error in (
         ("version", OutputMismatch),
         ("model", OutputMismatch),
-        ("spec", OutputMismatch),
         ("inputs", FileChanged),
         ("rows", FileChanged),
     ):
@@ -188,6 +199,7 @@ def _check_recorded(
                 f"{json.dumps(header[key])}: it cannot be resumed; overwrite the output or name "
                 "another"
             )
+    _check_same_spec(spec.name, recorded.get("spec"), header["spec"])
     rows = recorded.get("rows_per_task")
     if not isinstance(rows, int) or not 1 <= rows <= spec.max_rows_per_task:
         raise OutputMismatch(
@@ -197,3 +209,19 @@ def _check_recorded(
     if wanted is not None and wanted != rows:
         raise BulkError(f"the interrupted job has {rows} rows a task: resume it with as many")
     return rows
+
+
+def _check_same_spec(model: str, recorded: Any, now: dict[str, Any]) -> None:
+    if recorded == now:
+        return
+    before = recorded if isinstance(recorded, dict) else {}
+    changes = [
+        f"{key} was {json.dumps(before.get(key))}, now {json.dumps(now.get(key))}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+    raise OutputMismatch(
+        f"model {model!r} has changed since the job began ({'; '.join(changes)}) and the output "
+        "would hold rows of both: serve the earlier one again and resume, or overwrite the output, "
+        "or name another"
+    )

@@ -1,6 +1,7 @@
 """The state file of a bulk job: a header, then one line for every chunk that is done.
 
-    {"version": 1, "model": ...}      what the job is, one JSON object
+    {"version": 2, "model": ...}      what the job is, one JSON object: the model as published
+                                      (without limits), the input files, rows, rows per task
     boot 0f3c...                      a run of the job began, on this boot of the machine
     done 17                           chunk 17 is in the output
     sync                              all before is on the disk, in the output as well as here

@@ -13,7 +13,15 @@ from producer.bulk.journal import Journal
 from producer.bulk.plan import ChunkPlan
 from producer.bulk.sinks import ErrorList, OutputFiles
 from producer.bulk.sources import Source
-from producer.errors import ClientClosed, ResultTimeout, TaskFailed, TrtqError, Unavailable
+from producer.errors import (
+    ClientClosed,
+    RedisUnavailable,
+    ResultTimeout,
+    TaskFailed,
+    TrtqError,
+    Unavailable,
+    UnknownModel,
+)
 from producer.spec import ModelSpec
 from producer.task import RowReference
 from producer.ticket import Ticket
@@ -22,13 +30,14 @@ log = logging.getLogger("trtq.bulk")
 
 #: A chunk that ended because Redis or the queue was not available is sent this often in all.
 _ATTEMPTS = 3
-#: How long the job waits for Redis to come back before it gives up (and can be resumed).
-_UNAVAILABLE_S = 60.0
+#: How long after a task's deadline its ticket must have ended.
+_ANSWER_MARGIN_S = 60.0
 _SYNC_EVERY_S = 10.0
 _TICK_S = 1.0
 #: How long a job that ends early waits for chunks that a worker has begun.
 _DRAIN_S = 10.0
-_INTERRUPT_DRAIN_S = 1.0
+#: The same after Ctrl-C, and without Redis, which answers would come through.
+_SHORT_DRAIN_S = 1.0
 
 
 class BulkProgress(NamedTuple):
@@ -60,6 +69,7 @@ class RunOptions(NamedTuple):
     window: int
     priority: str
     deadline_s: float
+    redis_patience_s: float
     progress: Callable[[BulkProgress], None] | None
     fresh: bool
     clock: Callable[[], float]
@@ -70,7 +80,7 @@ class ReferenceClient(Protocol):
     """What a job needs of `Client`."""
 
     def spec(self, model: str) -> ModelSpec:
-        """The model's published spec."""
+        """The model's published spec, asked of Redis unless that was done just now."""
 
     def submit_reference(
         self,
@@ -82,6 +92,36 @@ class ReferenceClient(Protocol):
         deadline: float | None = ...,
     ) -> Ticket:
         """A task whose rows the worker reads and writes itself."""
+
+
+class Outage:
+    """How long Redis has been away without a break; ends the job after `patience_s`."""
+
+    def __init__(self, patience_s: float, clock: Callable[[], float]) -> None:
+        self._patience_s = patience_s
+        self._clock = clock
+        self._since_s: float | None = None
+
+    @property
+    def open(self) -> bool:
+        """True while Redis is away as far as is known."""
+        return self._since_s is not None
+
+    def over(self) -> None:
+        """Redis answered."""
+        self._since_s = None
+
+    def failed(self, error: RedisUnavailable) -> None:
+        """Redis did not answer; raises RedisUnavailable once the patience is used up."""
+        now_s = self._clock()
+        if self._since_s is None:
+            self._since_s = now_s
+            log.warning("bulk job waits: %s", error)
+        if now_s - self._since_s >= self._patience_s:
+            raise RedisUnavailable(
+                f"the bulk job stopped after {self._patience_s:g} s without Redis: "
+                f"{error.message}; once it runs again, resume the job (--resume goes on from here)"
+            ) from error
 
 
 class BulkRun:
@@ -108,6 +148,7 @@ class BulkRun:
         self._options = options
         self._clock = options.clock
         self._sleep = options.sleep
+        self._outage = Outage(options.redis_patience_s, options.clock)
         self._inputs = tuple((name, str(path)) for name, path in source.paths.items())
         self._outputs = tuple((name, str(path)) for name, path in output.paths.items())
         self._under_way: dict[str, tuple[Ticket, int, int]] = {}
@@ -153,35 +194,56 @@ class BulkRun:
     def _submit(self, chunk: int) -> Ticket:
         start, stop = self._plan.range(chunk)
         reference = RowReference(self._inputs, self._outputs, start, stop)
-        give_up, pause = self._clock() + _UNAVAILABLE_S, 0.1
+        give_up_s, pause_s = self._clock() + self._options.redis_patience_s, 0.1
         while True:
             try:
-                return self._client.submit_reference(
+                ticket = self._client.submit_reference(
                     self._spec.name,
                     reference,
                     priority=self._options.priority,
                     timeout=self._options.deadline_s,
                     deadline=self._options.deadline_s,
                 )
+            except RedisUnavailable as error:
+                self._outage.failed(error)
             except Unavailable as error:
-                if isinstance(error, ClientClosed) or self._clock() >= give_up:
+                if isinstance(error, ClientClosed) or self._clock() >= give_up_s:
                     raise
                 log.warning("bulk job waits: %s", error)
-            self._sleep(pause)
-            pause = min(2 * pause, 5.0)
+            else:
+                self._outage.over()
+                return ticket
+            self._sleep(pause_s)
+            pause_s = min(2 * pause_s, 5.0)
+
+    def _check_redis(self) -> None:
+        """Raises RedisUnavailable if Redis has been away for too long."""
+        try:
+            self._client.spec(self._spec.name)
+        except RedisUnavailable as error:
+            self._outage.failed(error)
+        except UnknownModel:
+            # It answers: it was restarted without data, and no worker has published yet.
+            self._outage.over()
+        else:
+            self._outage.over()
 
     def _take_one(self) -> None:
         try:
             ticket = self._ended.get(timeout=_TICK_S)
         except queue.Empty:
-            if self._clock() - self._heard > self._options.deadline_s + _UNAVAILABLE_S:
+            if self._clock() - self._heard > self._options.deadline_s + _ANSWER_MARGIN_S:
                 raise ResultTimeout(
                     f"model {self._spec.name!r}: none of {len(self._under_way)} tasks was answered "
                     "or failed by its deadline; resume the job"
                 ) from None
+            self._check_redis()
             self._report()
             return
         self._heard = self._clock()
+        if self._outage.open:
+            # Tickets end without Redis too, at their deadline.
+            self._check_redis()
         _, chunk, attempt = self._under_way.pop(ticket.task_id)
         start, stop = self._plan.range(chunk)
         try:
@@ -255,8 +317,8 @@ class BulkRun:
                 ticket.cancel()
         except Unavailable as error:
             log.warning("open tasks could not be cancelled: %s", error)
-        orderly = isinstance(failure, Exception)
-        end = self._clock() + (_DRAIN_S if orderly else _INTERRUPT_DRAIN_S)
+        orderly = isinstance(failure, Exception) and not isinstance(failure, RedisUnavailable)
+        end = self._clock() + (_DRAIN_S if orderly else _SHORT_DRAIN_S)
         try:
             while self._under_way:
                 ticket = self._ended.get(timeout=max(0.0, end - self._clock()))

@@ -51,13 +51,17 @@ def bulk(
     ] = False,
     priority: Priority = "low",
     deadline: Annotated[float, typer.Option(help="Seconds that one task may take.")] = 600.0,
+    redis_patience: Annotated[
+        float, typer.Option(min=0, help="Seconds without Redis after which the job stops.")
+    ] = 30.0,
     as_json: AsJson = False,
     redis_url: RedisUrl = DEFAULT_URL,
 ) -> None:
     """Run every row of a file through a model.
 
     The workers read and write the files themselves, so both must lie in a folder that they were
-    started with as --bulk-root. Exit code 3: some rows failed, listed in OUTPUT.errors.jsonl.
+    started with as --bulk-root. A job that was interrupted or lost Redis goes on with --resume,
+    unless the model has changed. Exit code 3: some rows failed, listed in OUTPUT.errors.jsonl.
     """
     from producer.bulk import run_bulk
 
@@ -74,6 +78,7 @@ def bulk(
                 overwrite=overwrite,
                 priority=priority,
                 deadline_s=deadline,
+                redis_patience_s=redis_patience,
                 progress=progress,
             )
     except KeyboardInterrupt:
