@@ -52,6 +52,24 @@ class ModelFileError(ConfigError):
     code = "model_file"
 
 
+class EngineBuildFailed(ConfigError):
+    """TensorRT could not build a plan from the ONNX model."""
+
+    code = "engine_build_failed"
+
+
+class EngineMismatch(ConfigError):
+    """A plan belongs to another GPU, TensorRT version, profile or set of binding names."""
+
+    code = "engine_mismatch"
+
+
+class NoDevice(ConfigError):
+    """No usable NVIDIA GPU is visible to this process."""
+
+    code = "no_device"
+
+
 class InvalidInput(TrtqError, ValueError):
     """The submitted inputs can never be run by the model."""
 
@@ -155,6 +173,18 @@ class EngineFailed(TaskFailed):
     """The engine raised on this task, also when it ran alone."""
 
     code = "engine_failed"
+
+
+class OutOfDeviceMemory(EngineFailed):
+    """The GPU has not enough free memory for the engine or the batch."""
+
+    code = "out_of_device_memory"
+
+
+class DeviceLost(EngineFailed):
+    """The GPU stopped answering; the process must end to use it again."""
+
+    code = "device_lost"
 
 
 class DeadlineExceeded(TaskFailed, TimeoutError):

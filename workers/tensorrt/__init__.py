@@ -1,0 +1,1 @@
+"""TensorRT: plans, device memory and execution below the engine."""
