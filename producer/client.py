@@ -7,6 +7,7 @@ import os
 import secrets
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -59,8 +60,8 @@ class Client:
         self._numbers = itertools.count()
         self._ticket_lock = threading.Lock()
         self._start_lock = threading.Lock()
-        self._pid = 0
         self._open = False
+        self._forked = False
 
     def start(self) -> Client:
         """Connects; raises RedisUnavailable if Redis does not answer, ConfigError for a bad URL."""
@@ -83,7 +84,7 @@ class Client:
             )
             self._mailbox.start()
             self._outbox.start()
-            self._pid = os.getpid()
+            _tell_child(self)
             self._open = True
         return self
 
@@ -336,8 +337,20 @@ class Client:
     def _check_open(self) -> None:
         if not self._open:
             raise ClientClosed("the client is not started or closed: use `with Client() as client`")
-        if self._pid != os.getpid():
+        if self._forked:
             raise ConfigError("this client was made before a fork: make a new one in the child")
+
+
+def _tell_child(client: Client) -> None:
+    """After a fork the client in the child knows it: a flag costs less than os.getpid a call."""
+    known = weakref.ref(client)
+
+    def mark() -> None:
+        found = known()
+        if found is not None:
+            found._forked = True
+
+    os.register_at_fork(after_in_child=mark)
 
 
 def _window(window: int) -> int:

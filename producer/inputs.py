@@ -90,8 +90,7 @@ def check_tensors(spec: ModelSpec, tensors: tuple[Tensor, ...], rows: int) -> No
             raise WrongDtype(f"{_where(spec, tensor)} is {tensor.dtype}, not {given.dtype}")
         if not given.shape or given.shape[0] != rows:
             raise WrongShape(f"{_where(spec, tensor)}: shape {given.shape} has not {rows} rows")
-        if given.shape[1:] != tensor.shape:
-            _check_shape(spec, tensor, given.shape[1:])
+        _check_shape(spec, tensor, given.shape[1:])
     if rows < 1:
         raise NoRows(f"model {spec.name!r}: a task needs at least one row, this one has none")
     if rows > spec.max_rows_per_task:
@@ -108,8 +107,8 @@ def to_arrays(tensors: tuple[Tensor, ...], *, single: bool) -> Any:
     """
     arrays = {}
     for name, dtype, shape, data in tensors:
-        array = np.frombuffer(data, dtype).reshape(shape)
-        arrays[name] = array[0] if single else array
+        # One row has the same bytes with and without its batch axis.
+        arrays[name] = np.frombuffer(data, dtype).reshape(shape[1:] if single else shape)
     if len(arrays) == 1:
         return next(iter(arrays.values()))
     return arrays
@@ -166,6 +165,8 @@ def _array(spec: ModelSpec, tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
 
 
 def _check_shape(spec: ModelSpec, tensor: TensorSpec, row_shape: tuple[int, ...]) -> None:
+    if row_shape == tensor.shape:
+        return
     fits = len(row_shape) == len(tensor.shape) and all(
         size == wanted if wanted is not None else size > 0
         for size, wanted in zip(row_shape, tensor.shape, strict=True)

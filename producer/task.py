@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 Buffer: TypeAlias = "bytes | memoryview"
@@ -35,8 +34,7 @@ class RowError(NamedTuple):
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceTask:
+class InferenceTask(NamedTuple):
     """One request: a few rows of one model.
 
     Exactly one of `inputs` and `reference` is set. `task_id` is `<client>-<number>`, so whoever
@@ -53,8 +51,7 @@ class InferenceTask:
     trace: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The answer to one task: `outputs`, or `row_errors` of a reference, or an error."""
 
     task_id: str

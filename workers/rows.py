@@ -105,14 +105,22 @@ def check_nan(spec: ModelSpec, tensors: tuple[Tensor, ...]) -> None:
             )
 
 
-def cut(outputs: Mapping[str, Array], first: int, rows: int) -> tuple[Tensor, ...]:
-    """One task's rows of the outputs, ready to be encoded before the slot runs again."""
-    tensors = []
-    for name, array in outputs.items():
-        part = array[first : first + rows]
-        data: Any = part.tobytes() if part.nbytes < _SMALL_BYTES else memoryview(_bytes_of(part))
-        tensors.append(Tensor(name, part.dtype.name, part.shape, data))
-    return tuple(tensors)
+class Cutter:
+    """Cuts the outputs of one batch into its tasks' tensors."""
+
+    def __init__(self, outputs: Mapping[str, Array]) -> None:
+        # A dtype's name is computed anew at each look.
+        self._outputs = [(name, array.dtype.name, array) for name, array in outputs.items()]
+
+    def cut(self, first: int, rows: int) -> tuple[Tensor, ...]:
+        """One task's rows of every output, to be encoded before the slot runs again."""
+        tensors = []
+        for name, dtype, array in self._outputs:
+            part = array[first : first + rows]
+            small = part.nbytes < _SMALL_BYTES
+            data: Any = part.tobytes() if small else memoryview(_bytes_of(part))
+            tensors.append(Tensor(name, dtype, part.shape, data))
+        return tuple(tensors)
 
 
 def _bytes_of(array: Array) -> Any:

@@ -56,7 +56,12 @@ class BatchRunner:
         if self._spec.forbid_nan:
             for array in outputs.values():
                 bad.update(row_copies.nan_rows(array))
+        cutter = row_copies.Cutter(outputs)
         for held, first in gathered.placed:
+            if held.task.reference is None and not bad:
+                reply = Reply(held.task.task_id, cutter.cut(first, held.task.rows))
+                settlements.append(self._settle(held, reply))
+                continue
             mine = sorted(row - first for row in bad if first <= row < first + held.rows)
             settlements.append(self._answered(held, outputs, first, mine))
         return settlements
@@ -79,9 +84,8 @@ class BatchRunner:
         if task.reference is None:
             if nan_rows:
                 return self.failed(held, nan)
-            return self._settle(
-                held, Reply(task.task_id, row_copies.cut(outputs, first, task.rows))
-            )
+            cutter = row_copies.Cutter(outputs)
+            return self._settle(held, Reply(task.task_id, cutter.cut(first, task.rows)))
         errors = tuple(RowError(task.reference.start + r, nan.code, nan.message) for r in nan_rows)
         try:
             for tensor in self._spec.outputs:

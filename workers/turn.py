@@ -74,7 +74,7 @@ class Ledger:
 
     def settled(self, settlements: list[Settlement]) -> None:
         """Closes what was answered."""
-        self.closed(settlement.entry for settlement in settlements)
+        self.closed([settlement.entry for settlement in settlements])
 
     def closed(self, entries: Iterable[Entry]) -> None:
         """Closes entries."""
@@ -124,9 +124,9 @@ class Turn:
         started_ms = self._clock()
         try:
             # The first claim comes with the first call: from idle, each round trip is latency.
-            entered = self._inbox.enter(self._consumer, self._limits.held_rows)
-            self._accept(entered)
-            self._work(started_ms)
+            room = self._limits.held_rows
+            claimed = self._accept(self._inbox.enter(self._consumer, room))
+            self._work(started_ms, backlog=claimed >= room)
         except LINK_ERRORS as failure:
             log.warning("the turn on %r ends, Redis is away: %s", self._inbox.model, failure)
         self._finish()
@@ -136,13 +136,12 @@ class Turn:
         except LINK_ERRORS as failure:
             log.warning("the turn on %r could not sign off: %s", self._inbox.model, failure)
 
-    def _work(self, started_ms: float) -> None:
+    def _work(self, started_ms: float, *, backlog: bool) -> None:
         limits = self._limits
         quiet_since_ms = started_ms
         renew_ms = started_ms + min(limits.lease_ms / 3, 1000.0)
         # New work first, and the slots their first moment alone.
         reclaim_ms = started_ms + _FIRST_RECLAIM_MS
-        backlog = True
         while True:
             now_ms = self._clock()
             if self._stopping() or now_ms - started_ms > limits.budget_ms:

@@ -1,7 +1,7 @@
 -- Adds a flush of tasks of one model and priority; each is accepted or refused alone.
 -- KEYS  stream, bells, turns, workers, load, seen, bell queue
 -- ARGV  group, flush number, seen expiry in s, bell ttl in ms, cover rows, max rows, max bytes,
---       bell message, then per task: rows, frame
+--       bell message, msgpack array of each task's rows, then each task's frame
 -- Returns {rings, id or false, ...}. A flush that was taken before returns the same again.
 local stream, bells, turns, workers, load, seen = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local group, flush = ARGV[1], ARGV[2]
@@ -19,8 +19,8 @@ local held = redis.call('HMGET', load, 'rows', 'bytes')
 local rows, bytes = tonumber(held[1] or 0), tonumber(held[2] or 0)
 local added_rows, added_bytes = 0, 0
 local answer = {0}
-for index = 9, #ARGV, 2 do
-  local task_rows, frame = tonumber(ARGV[index]), ARGV[index + 1]
+for index, task_rows in ipairs(cmsgpack.unpack(ARGV[9])) do
+  local frame = ARGV[index + 9]
   if rows + added_rows + task_rows > max_rows or bytes + added_bytes + #frame > max_bytes then
     answer[#answer + 1] = false
   else

@@ -2,40 +2,46 @@
 -- a later answer to the same entry (from a worker that lost its lease) is dropped.
 -- KEYS  load, cancelled, dead, streams (3), reply streams
 -- ARGV  group, reply expiry in s, dead list limit,
---       then per entry: stream index, id, reply stream index or -1, rows, bytes, reply frame,
---       result key or '', store in s, dead record or ''
+--       msgpack array of five facts per entry: stream index, id, reply stream index or -1, rows,
+--       bytes; msgpack array of {entry number from 0, result key or '', store in s, dead record
+--       or ''} for those that are kept; then each entry's reply frame
 -- Returns {answered, dropped}
 local load, cancelled, dead = KEYS[1], KEYS[2], KEYS[3]
 local group = ARGV[1]
+local facts, kept = cmsgpack.unpack(ARGV[4]), {}
+for _, one in ipairs(cmsgpack.unpack(ARGV[5])) do
+  kept[one[1]] = one
+end
 local frames, answered, dropped, rows, bytes = {}, 0, 0, 0, 0
 local ids = {{}, {}, {}}
 local marks = redis.call('EXISTS', cancelled) == 1
-for index = 4, #ARGV, 9 do
-  local stream_index, id = tonumber(ARGV[index]) + 1, ARGV[index + 1]
-  local stream = KEYS[3 + stream_index]
-  if redis.call('XACK', stream, group, id) == 1 then
+for number = 0, #facts / 5 - 1 do
+  local first = number * 5
+  local stream_index, id, reply_index = facts[first + 1] + 1, facts[first + 2], facts[first + 3]
+  local reply = ARGV[6 + number]
+  if redis.call('XACK', KEYS[3 + stream_index], group, id) == 1 then
     answered = answered + 1
     local deleted = ids[stream_index]
     deleted[#deleted + 1] = id
     if marks then
-      redis.call('ZREM', cancelled, ARGV[index] .. ':' .. id)
+      redis.call('ZREM', cancelled, facts[first + 1] .. ':' .. id)
     end
-    rows = rows + tonumber(ARGV[index + 3])
-    bytes = bytes + tonumber(ARGV[index + 4])
-    local reply_index = tonumber(ARGV[index + 2])
+    rows = rows + facts[first + 4]
+    bytes = bytes + facts[first + 5]
     if reply_index >= 0 then
       local joined = frames[reply_index]
       if not joined then
         joined = {}
         frames[reply_index] = joined
       end
-      joined[#joined + 1] = ARGV[index + 5]
+      joined[#joined + 1] = reply
     end
-    if ARGV[index + 6] ~= '' then
-      redis.call('SET', ARGV[index + 6], ARGV[index + 5], 'EX', ARGV[index + 7])
+    local keep = kept[number]
+    if keep and keep[2] ~= '' then
+      redis.call('SET', keep[2], reply, 'EX', keep[3])
     end
-    if ARGV[index + 8] ~= '' then
-      redis.call('LPUSH', dead, ARGV[index + 8])
+    if keep and keep[4] ~= '' then
+      redis.call('LPUSH', dead, keep[4])
       redis.call('LTRIM', dead, 0, tonumber(ARGV[3]) - 1)
     end
   else
