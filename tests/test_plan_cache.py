@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from producer.errors import EngineBuildFailed
+from producer.errors import ConfigError, EngineBuildFailed
 from tests.support.processes import ROOT
-from workers.tensorrt.cache import PlanCache
+from workers.tensorrt.cache import PlanCache, default_cache
 
 FACTS = {"flavor": "tensorrt_rtx", "version": "1", "gpu": "any"}
 
@@ -87,3 +87,10 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
         cache.get_or_build("k", FACTS, fails)
     assert not list(tmp_path.glob("*.plan"))
     assert cache.get_or_build("k", FACTS, lambda: b"plan") == (b"plan", False)
+
+
+def test_the_environment_names_folder_and_limit(tmp_path: Path) -> None:
+    names = {"TRTQ_PLAN_CACHE": str(tmp_path), "TRTQ_PLAN_CACHE_BYTES": "3"}
+    assert default_cache(names).put("k", b"plan", FACTS) == tmp_path / "k.plan"
+    with pytest.raises(ConfigError, match="'many'"):
+        default_cache({"TRTQ_PLAN_CACHE_BYTES": "many"})

@@ -21,6 +21,7 @@ from producer.errors import ConfigError, ModelConflict
 from producer.keys import check_name
 from producer.spec import ModelSpec
 from workers.engines.base import EngineSpec
+from workers.tensorrt.options import BuildOptions
 
 #: Slots where the file names none: on a GPU, copies of one overlap the compute of another.
 _DEFAULT_SLOTS = {"onnxruntime": 1, "tensorrt": 3}
@@ -50,6 +51,8 @@ class ModelConfig(BaseModel):
     max_task_bytes: int = Field(default=16 << 20, ge=1)
     #: ONNX Runtime's threads within one operator; 0 leaves the number to it.
     threads: int = Field(default=0, ge=0)
+    #: How TensorRT builds a plan from an ONNX file; a finished plan needs none.
+    build: BuildOptions = BuildOptions()
 
     @model_validator(mode="before")
     @classmethod

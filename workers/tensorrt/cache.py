@@ -13,9 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from producer.errors import EngineBuildFailed
+from producer.errors import ConfigError, EngineBuildFailed
 
 _POLL_S = 0.05
+_LIMIT_BYTES = 20 << 30
 
 
 class PlanCache:
@@ -127,9 +128,15 @@ class PlanCache:
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> PlanCache:
-    """In TRTQ_PLAN_CACHE (else ~/.cache/trtq/plans), of TRTQ_PLAN_CACHE_BYTES (else 20 GiB)."""
+    """In TRTQ_PLAN_CACHE (else ~/.cache/trtq/plans), of TRTQ_PLAN_CACHE_BYTES (else 20 GiB).
+
+    Raises ConfigError for a number of bytes that is none.
+    """
     folder = environ.get("TRTQ_PLAN_CACHE")
-    limit_bytes = int(environ.get("TRTQ_PLAN_CACHE_BYTES", 20 << 30))
+    given = environ.get("TRTQ_PLAN_CACHE_BYTES", str(_LIMIT_BYTES))
+    if not given.isdecimal():
+        raise ConfigError(f"TRTQ_PLAN_CACHE_BYTES={given!r} is no whole number of bytes")
+    limit_bytes = int(given)
     return PlanCache(
         Path(folder) if folder else Path.home() / ".cache" / "trtq" / "plans", limit_bytes
     )
