@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from producer.commands import bulk, queues, serve, submit
+from producer.commands import bulk, engines, queues, serve, submit
 from producer.commands.shared import CommandGroup
 
 app = typer.Typer(
@@ -35,6 +35,8 @@ _add(
     "echo '[[0.1, 0.2]]' | trtq submit small --priority high",
 )
 _add(submit.result, "trtq result cli.53c8d0e2a1b4-0")
+_add(engines.build, "trtq build configs/models/digits.yaml")
+_add(engines.inspect, "trtq inspect digits.plan --json")
 _add(queues.models, "trtq models --redis-url redis://10.0.0.5:6379/0")
 _add(queues.status, "trtq status --watch")
 _add(queues.purge, "trtq purge digits --yes")

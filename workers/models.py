@@ -140,6 +140,11 @@ def load_models(folders: Sequence[Path]) -> list[ModelConfig]:
     return [config for config, _ in found.values()]
 
 
+def load_model(file: Path) -> ModelConfig:
+    """The model that one `*.yaml` file configures; raises ConfigError as `load_models` does."""
+    return _load(file)
+
+
 def _files(folders: Sequence[Path]) -> list[Path]:
     # Keyed by the resolved path: a folder given twice is no conflict.
     found: dict[Path, None] = {}
