@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from producer.errors import ConfigError, EngineBuildFailed, ModelFileError
+from producer.errors import EngineBuildFailed, ModelFileError
 from tests.support import models
 from workers.tensorrt.builder import build_plan
 from workers.tensorrt.cache import PlanCache
@@ -97,8 +97,6 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     cache = PlanCache(tmp_path / "cache", 1)
     with pytest.raises(ModelFileError, match="is empty"):
         provide_plan(tmp_path / "empty.plan", 1, BuildOptions(), None, cache)
-    with pytest.raises(ConfigError, match="fp16"):
-        provide_plan(tmp_path / "bad.onnx", 1, BuildOptions(fp16=True), None, cache)
 
 
 def test_external_weights_count(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from producer.errors import ConfigError, ModelFileError
+from producer.errors import EngineBuildFailed, ModelFileError
 from workers.tensorrt.builder import build_plan
 from workers.tensorrt.cache import PlanCache
 from workers.tensorrt.flavor import Flavor, find_flavor
 from workers.tensorrt.options import BuildOptions
-from workers.tensorrt.source import Source, digest, read_source
+from workers.tensorrt.precision import to_half
+from workers.tensorrt.prepare import prepare_model
+from workers.tensorrt.source import Source, digest, import_onnx, read_source
 
 if TYPE_CHECKING:
     from workers.tensorrt.device import Device
@@ -37,15 +39,10 @@ def provide_plan(
     """The plan for `path`: an ONNX file is built unless cached, .engine and .plan read as is.
 
     With `device` it is built for that GPU, else for all GPUs that the flavor knows. Raises
-    ModelFileError, EngineBuildFailed, MissingExtra, and ConfigError for options not supported.
+    ModelFileError, EngineBuildFailed and MissingExtra.
     """
     if path.suffix.lower() in _PLAN_SUFFIXES:
         return _finished(path)
-    if options.fp16 or options.prepare:
-        raise ConfigError(
-            f"{path}: build.fp16 and build.prepare are not supported yet; export the model with "
-            "the precision and the input that you want"
-        )
     flavor = find_flavor()
     source = read_source(path)
     facts = plan_facts(flavor, device)
@@ -55,7 +52,7 @@ def provide_plan(
     def build() -> bytes:
         built = build_plan(
             flavor,
-            source,
+            _changed(source, options),
             options.profiles_for(max_batch),
             options,
             target=None if device is None else "CURRENT",
@@ -102,3 +99,21 @@ def _finished(path: Path) -> Plan:
     if not data:
         raise ModelFileError(f"plan {path} is empty: build it again")
     return Plan(data, path, hashlib.sha256(data).hexdigest(), True)
+
+
+def _changed(source: Source, options: BuildOptions) -> Source:
+    if not options.fp16 and not options.prepare:
+        return source
+    model = import_onnx().load(source.path)
+    if options.fp16:
+        model = to_half(model)
+    # After the conversion, so that the preparation itself is computed in float32.
+    model = prepare_model(model, options.prepare)
+    try:
+        data = model.SerializeToString()
+    except Exception as failure:
+        raise EngineBuildFailed(
+            f"{source.path} cannot be changed for build.fp16 or build.prepare: it is larger "
+            f"than 2 GiB ({failure}): export it that way"
+        ) from failure
+    return Source(source.path, data, ())
