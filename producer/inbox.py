@@ -144,7 +144,7 @@ class Inbox:
         return self._claim(consumer, count, 0, enter=True)
 
     def claim(self, consumer: str, count: int, first: int = 0) -> Claim:
-        """Claims up to `count` entries without waiting, the most urgent stream first.
+        """Claims entries of about `count` rows without waiting, the most urgent stream first.
 
         `first` moves one stream to the front, so that none starves.
         """
@@ -155,7 +155,7 @@ class Inbox:
         order = [first, *(i for i in range(len(PRIORITIES)) if i != first)]
         answer = self._link.script(
             "claim",
-            (k.bells, k.turns, k.cancelled, *(k.streams[i] for i in order)),
+            (k.bells, k.turns, k.cancelled, k.load, *(k.streams[i] for i in order)),
             [GROUP, consumer, TURN_LEASE_MS, count, int(enter)],
         )
         now_ms, marks, *groups = answer

@@ -110,6 +110,18 @@ def test_a_stopping_worker_hands_back_what_it_has_not_started(
         assert second.stop() == 0
 
 
+def test_bells_that_come_while_a_worker_stops(server: EmbeddedRedis, folder: Path) -> None:
+    worker = start_worker(server.url, folder, lease_ms="1000")
+    with Client(server.url) as client:
+        tickets = [client.submit("slow", row) for row in rows(200)]
+        until(lambda: sum(t.done() for t in tickets) >= 8)
+        for _ in range(4):
+            push_bell(server, "trtq.slow", bell_message("slow", "while it stops"))
+        assert worker.stop() == 0
+        for ticket in tickets:
+            ticket.cancel()
+
+
 def test_redis_restarts_under_a_turn_with_a_bell_prefetched(folder: Path, tmp_path: Path) -> None:
     with EmbeddedRedis(folder=tmp_path, appendonly=True) as server:
         worker = start_worker(server.url, folder, lease_ms="1000")

@@ -159,7 +159,7 @@ def test_the_same_flush_twice_adds_once(inbox: Inbox) -> None:
 def test_limits_of_rows_and_bytes(inbox: Inbox, add: Adder) -> None:
     _, ids = add([b"a"] * 6, rows=4)
     assert [entry_id is not None for entry_id in ids] == [True] * 5 + [False]
-    entries = inbox.claim("w", 10).entries
+    entries = inbox.claim("w", 20).entries
     inbox.settle([answer(entry) for entry in entries])
     assert inbox.look().rows == 0
     _, ids = add([b"x" * 600, b"y" * 600, b"z"])
@@ -256,6 +256,13 @@ def test_presence(inbox: Inbox) -> None:
     inbox.absent("w")
     assert inbox.look().workers == 0
     assert TURN_LEASE_MS > 1000
+
+
+def test_a_claim_is_bounded_in_rows(inbox: Inbox, add: Adder) -> None:
+    add([b"a", b"b", b"c", b"d", b"e"], rows=4)
+    assert len(inbox.enter("w", 8).entries) == 2
+    assert len(inbox.claim("w", 1).entries) == 1
+    assert len(inbox.claim("w", 100).entries) == 2
 
 
 def test_renew_tells_streams_apart(inbox: Inbox, connection: redis.Redis) -> None:

@@ -101,6 +101,9 @@ class Runtime:
                 f"this worker does not serve model {model!r} but {sorted(self._models)}"
             )
         with self._turn:
+            if self._stopping.is_set():
+                # A bell that came while the worker stops: another worker's watch rings again.
+                return _summary(model, Counters(), 0.0)
             before, started_ms = served.counters.copy(), self._clock()
             served.turn(self._stopping.is_set, self._others_wait)
             return _summary(
@@ -133,6 +136,9 @@ class Runtime:
         if hasattr(self, "_files"):
             self._files.close()
             self._redis.close()
+        if drained:
+            # Whoever waits for it, a bell that came late, must not hold up the pool's end.
+            self._turn.release()
         return drained
 
 

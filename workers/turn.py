@@ -118,6 +118,7 @@ class Turn:
         self._others_wait = others_wait
         self._claims = 0
         self._offset_ms = 0.0
+        self._entry_rows = 1.0
 
     def run(self) -> None:
         """Runs the turn; rings at its end if work is left that nobody covers."""
@@ -199,12 +200,20 @@ class Turn:
                 self._intake.raise_cancelled,
             )
         self._take_in(claim.entries, claim.cancelled)
-        return len(claim.entries)
+        return self._measure(claim.entries)
 
-    def _wait(self, count: int, block_ms: float) -> int:
+    def _wait(self, room: int, block_ms: float) -> int:
+        count = max(1, int(room / self._entry_rows))
         entries = self._inbox.wait(self._consumer, count, int(block_ms))
         self._take_in(entries)
-        return len(entries)
+        return self._measure(entries)
+
+    def _measure(self, entries: list[Entry]) -> int:
+        """Rows of what was claimed; the mean of it bounds the next blocking claim."""
+        rows = sum(entry.rows for entry in entries)
+        if entries:
+            self._entry_rows = max(1.0, rows / len(entries))
+        return rows
 
     def _reclaim(self) -> int:
         limits = self._limits

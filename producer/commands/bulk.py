@@ -82,7 +82,10 @@ def bulk(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        typer.echo("interrupted; the same command with --resume goes on from here", err=True)
+        typer.echo(
+            "interrupted; the same command with --resume (without --overwrite) goes on from here",
+            err=True,
+        )
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _show(summary, as_json)
     if summary.failed:

@@ -1,5 +1,6 @@
--- Claims up to `count` entries in the order of the streams given, and renews the turn.
--- KEYS  bells, turns, cancelled, streams in claim order (their index is their place in KEYS)
+-- Claims entries of about `count` rows, at least one, in the order of the streams given, and
+-- renews the turn. How many entries that is follows from the mean rows of all that are queued.
+-- KEYS  bells, turns, cancelled, load, streams in claim order (their index is their place in KEYS)
 -- ARGV  group, consumer, turn lease in ms, count, enter (1: a turn starts, which takes a bell)
 -- Returns {now in ms, {cancelled '<stream index>:<id>'}, {stream index, {entries}}, ...}
 local turns, cancelled = KEYS[2], KEYS[3]
@@ -15,7 +16,15 @@ local answer = {now, {}}
 if redis.call('EXISTS', cancelled) == 1 then
   answer[2] = redis.call('ZRANGE', cancelled, 0, 9999)
 end
-for index = 4, #KEYS do
+local entries = 0
+for index = 5, #KEYS do
+  entries = entries + redis.call('XLEN', KEYS[index])
+end
+if count > 0 and entries > 0 then
+  local rows = tonumber(redis.call('HGET', KEYS[4], 'rows') or entries)
+  count = math.max(1, math.floor(count / math.max(1, rows / entries)))
+end
+for index = 5, #KEYS do
   if count <= 0 then
     break
   end
@@ -23,9 +32,9 @@ for index = 4, #KEYS do
     ensure_group(KEYS[index], group)
     local read = redis.call('XREADGROUP', 'GROUP', group, consumer, 'COUNT', count, 'STREAMS', KEYS[index], '>')
     if read then
-      local entries = read[1][2]
-      count = count - #entries
-      answer[#answer + 1] = {index - 4, entries}
+      local found = read[1][2]
+      count = count - #found
+      answer[#answer + 1] = {index - 5, found}
     end
   end
 end
