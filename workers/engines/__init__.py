@@ -12,7 +12,7 @@ from workers.engines.base import Engine
 if TYPE_CHECKING:
     from workers.models import ModelConfig
 
-_TENSORRT = "workers.engines.tensorrt"
+_TENSORRT = "workers.tensorrt.engine"
 
 
 def make_engine(config: ModelConfig) -> Engine:

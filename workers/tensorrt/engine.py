@@ -1,0 +1,188 @@
+"""Runs TensorRT plans on the GPU: one slot is one thread, stream and execution context."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from producer.errors import ConfigError, EngineFailed, EngineMismatch, OutOfDeviceMemory
+from workers.engines.base import Array, EngineSpec
+from workers.tensorrt.bindings import Bindings, ProfileBounds, read_bindings
+from workers.tensorrt.cache import default_cache
+from workers.tensorrt.cuda import Driver, PyCudaDriver, current
+from workers.tensorrt.device import current_device
+from workers.tensorrt.flavor import Flavor, find_flavor, make_logger
+from workers.tensorrt.memory import Budget
+from workers.tensorrt.provide import provide_plan
+from workers.tensorrt.slot import TensorRTSlot
+
+if TYPE_CHECKING:
+    from workers.models import ModelConfig
+
+log = logging.getLogger("trtq.tensorrt")
+
+#: Pinned memory cannot be swapped: a fifth of the machine's memory at most, if nothing is said.
+_PINNED_SHARE = 0.2
+#: Device memory that the estimate leaves for what it does not know (kernels, other contexts).
+_DEVICE_MARGIN = 0.95
+
+
+class TensorRTEngine:
+    """A plan on the process' first GPU. Slots run at once, each on a stream of its own.
+
+    `read_plan` returns the plan's bytes and its name for messages; it runs in `load`, with the
+    CUDA context current. `slots` is how many will be made, for the estimate of device memory.
+    `graphs` lets TensorRT for RTX capture each batch size as a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        read_plan: Callable[[Flavor], tuple[bytes, str]],
+        *,
+        max_batch: int,
+        slots: int,
+        pinned_limit_bytes: int,
+        graphs: bool = True,
+        driver: Driver | None = None,
+        flavor: Flavor | None = None,
+    ) -> None:
+        self._read_plan = read_plan
+        self._max_batch = max_batch
+        self._slots = slots
+        self._graphs = graphs
+        self._pinned = Budget(pinned_limit_bytes)
+        self._driver: Driver = driver or PyCudaDriver()
+        self._flavor = flavor
+        self._logger: Any = None
+        self._runtime: Any = None
+        self._engine: Any = None
+        self._bindings: Bindings | None = None
+        self._opened = False
+
+    def load(self) -> None:
+        """Opens the device and reads the plan.
+
+        Raises MissingExtra, NoDevice, EngineMismatch (the plan is corrupt, or was built for
+        another TensorRT or GPU), OutOfDeviceMemory, and what `read_plan` raises.
+        """
+        flavor = self._flavor = self._flavor or find_flavor()
+        self._driver.open()
+        self._opened = True
+        with current(self._driver):
+            plan, where = self._read_plan(flavor)
+            self._logger = make_logger(flavor)
+            self._runtime = flavor.module.Runtime(self._logger)
+            engine = self._runtime.deserialize_cuda_engine(plan)
+            if engine is None:
+                raise EngineMismatch(
+                    f"{where} cannot be used by {flavor.name} {flavor.version} on this GPU "
+                    f"({self._logger.last_errors() or 'no reason given'}): build it again here"
+                )
+            self._engine = engine
+            self._bindings = read_bindings(flavor.module, engine, where)
+            self._check_memory(where)
+        log.info("%s loaded by %s %s", where, flavor.name, flavor.version)
+
+    @property
+    def spec(self) -> EngineSpec:
+        """Inputs and outputs of the plan; raises EngineFailed before `load`."""
+        return self._loaded.spec
+
+    @property
+    def capacity(self) -> int | None:
+        """Most rows that a profile of the plan takes."""
+        return self._loaded.max_batch
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Pinned memory that all slots hold now."""
+        return self._pinned.taken_bytes
+
+    def make_slot(self) -> TensorRTSlot:
+        """A slot; it allocates in `activate`, which its own thread calls."""
+        rows = min(self._max_batch, self._loaded.max_batch)
+        return TensorRTSlot(self._driver, self._loaded, rows, self._new_context, self._pinned)
+
+    def run(self, slot: TensorRTSlot, rows: int) -> Mapping[str, Array]:
+        """Runs `rows` rows of the slot's inputs; see Engine.run."""
+        if rows < 1:
+            raise EngineFailed(f"a batch has at least one row, not {rows}")
+        return slot.run(rows)
+
+    def close(self) -> None:
+        """Frees the plan and lets go of the device."""
+        if not self._opened:
+            return
+        self._opened = False
+        with current(self._driver):
+            self._engine = self._runtime = self._bindings = None
+        self._driver.close()
+
+    @property
+    def _loaded(self) -> Bindings:
+        if self._bindings is None:
+            raise EngineFailed("the TensorRT engine is not loaded: call load first")
+        return self._bindings
+
+    def _new_context(self, profile: ProfileBounds, stream: int) -> Any:
+        assert self._flavor is not None
+        module = self._flavor.module
+        if self._flavor.is_rtx:
+            options = self._engine.create_runtime_config()
+            if self._graphs:
+                options.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            context = self._engine.create_execution_context(options)
+        else:
+            context = self._engine.create_execution_context()
+        if context is None:
+            raise OutOfDeviceMemory(
+                "no device memory for another execution context: lower the model's slots or "
+                f"max_batch ({self._logger.last_errors()})"
+            )
+        if not context.set_optimization_profile_async(profile.number, stream):
+            raise EngineFailed(f"TensorRT refused optimization profile {profile.number}")
+        return context
+
+    def _check_memory(self, where: str) -> None:
+        free_bytes, _ = self._driver.memory_bytes()
+        context_bytes = int(self._engine.device_memory_size_v2)
+        wanted_bytes = context_bytes * self._slots
+        if wanted_bytes > free_bytes * _DEVICE_MARGIN:
+            raise OutOfDeviceMemory(
+                f"{where}: {self._slots} slots need {wanted_bytes >> 20} MiB for their contexts, "
+                f"the GPU has {free_bytes >> 20} MiB free: lower slots or the largest profile"
+            )
+
+
+def make_engine(config: ModelConfig) -> TensorRTEngine:
+    """The engine of a model configuration, not yet loaded.
+
+    A path that ends in .engine or .plan is a finished plan; an .onnx file is built first, or
+    found in the cache. Raises ConfigError for a bad TRTQ_PINNED_LIMIT_BYTES.
+    """
+
+    def read_plan(_: Flavor) -> tuple[bytes, str]:
+        plan = provide_plan(
+            config.path, config.max_batch, config.build, current_device(), default_cache()
+        )
+        return plan.data, str(plan.path)
+
+    return TensorRTEngine(
+        read_plan,
+        max_batch=config.max_batch,
+        slots=config.slots,
+        pinned_limit_bytes=pinned_limit_bytes(),
+    )
+
+
+def pinned_limit_bytes() -> int:
+    """TRTQ_PINNED_LIMIT_BYTES, or a fifth of the machine's memory."""
+    given = os.environ.get("TRTQ_PINNED_LIMIT_BYTES")
+    if given is None:
+        pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        return int(pages * page_bytes * _PINNED_SHARE)
+    if not given.isdigit() or int(given) < 1:
+        raise ConfigError(f"TRTQ_PINNED_LIMIT_BYTES is {given!r}: give a number of bytes")
+    return int(given)
