@@ -55,9 +55,8 @@ class Client:
     ) -> None:
         self.settings = settings or ProducerSettings()
         self.redis_url = redis_url or self.settings.redis_url
-        self.client_id = f"{keys.check_name(name)}.{secrets.token_hex(6)}"
+        self._name = keys.check_name(name)
         self._clock = clock
-        self._numbers = itertools.count()
         self._ticket_lock = threading.Lock()
         self._start_lock = threading.Lock()
         self._open = False
@@ -71,6 +70,11 @@ class Client:
             self._redis = connect(self.redis_url, timeout_s=self.settings.connect_timeout_s)
             with named_errors(self.redis_url):
                 self._redis.ping()
+            # Anew at each start: what Redis remembers of an earlier one, or of a process that was
+            # forked from this one, is not ours.
+            self.client_id = f"{self._name}.{secrets.token_hex(6)}"
+            self._numbers = itertools.count()
+            self._forked = False
             self._catalog = Catalog(self._redis, self.settings.spec_ttl_s, self._clock)
             self._link = Link(self._redis)
             self._mailbox = Mailbox(self._link, self.client_id, self._clock)
@@ -97,6 +101,9 @@ class Client:
             if not self._open:
                 return
             self._open = False
+            if self._forked:
+                # Its threads and connections are the parent's, which goes on using them.
+                return
             self._outbox.close(timeout)
             self._mailbox.close()
             self._redis.close()

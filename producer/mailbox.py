@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import redis
+
 from producer import keys
 from producer.connection import LINK_ERRORS
 from producer.errors import ClientClosed, DeadlineExceeded, TrtqError, WireError
@@ -69,7 +71,8 @@ class Mailbox:
         if self._thread is not None:
             self._thread.join(timeout=10)
             self._thread = None
-        self._fail_all(ClientClosed("the client was closed before the task was answered"))
+        self._failure = ClientClosed("the client was closed before the task was answered")
+        self._fail_all(self._failure)
         try:
             self._link.call("DEL", self._key)
         except LINK_ERRORS as failure:
@@ -105,8 +108,9 @@ class Mailbox:
                     self._link.call("EXPIRE", self._key, REPLY_TTL_S)
                     renewed_s = now_s
                 failures = 0
-            except LINK_ERRORS as failure:
-                # A restarted Redis may number from an earlier time: read from the start again.
+            except (*LINK_ERRORS, redis.exceptions.ResponseError) as failure:
+                # A refusal (full disk, failover, busy script) passes as a lost link does. A
+                # restarted Redis may number from an earlier time: read from the start again.
                 last = trimmed = b"0"
                 if failures == 0:
                     log.warning("lost Redis while waiting for replies: %s", failure)

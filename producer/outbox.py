@@ -196,7 +196,7 @@ class Outbox:
         for letter, entry_id in zip(letters, ids, strict=True):
             if entry_id is not None:
                 letter.ticket.entry_id = entry_id
-                if letter.ticket.done():
+                if letter.ticket.failed():
                     self._take_back(inbox, letter)
             elif self._clock() >= letter.give_up_s or self._stop.is_set():
                 self._refuse(letter, _full(spec))

@@ -79,6 +79,10 @@ class Ticket:
         """True once a result or an error is there."""
         return self._reply is not None or self._error is not None
 
+    def failed(self) -> bool:
+        """True once it ended by an error of this side: cancelled, late, given up."""
+        return self._error is not None
+
     def accepted(self) -> bool:
         """True once Redis holds the task (or it has ended)."""
         return self.entry_id is not None or self.done()

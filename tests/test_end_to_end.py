@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -338,6 +339,40 @@ def test_a_claimed_task_is_cancelled_before_it_runs(client: Client, raw: redis.R
     outcomes = [t.exception(30) for t in tickets]
     assert {type(o) for o in outcomes} <= {type(None), Cancelled}
     until(lambda: inbox.look().rows == 0)
+
+
+def test_a_client_started_again_is_another_client(
+    redis_url: str, worker: WorkerHandle, raw: redis.Redis
+) -> None:
+    client = Client(redis_url)
+    ids = set()
+    for row, wanted in zip(ROWS[:3], onnx_models.checksum(ROWS[:3]), strict=True):
+        with client:
+            assert client.submit("checksum", row).result(20) == wanted
+            ids.add(client.client_id)
+    assert len(ids) == 3
+
+
+def test_closing_in_a_forked_child_leaves_the_parent_alone(client: Client) -> None:
+    wanted = onnx_models.checksum(ROWS)
+    for number in range(5):
+        tickets = [client.submit("checksum", row) for row in ROWS]
+        child = os.fork()
+        if child == 0:
+            client.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [t.result(20) for t in tickets] == wanted.tolist(), number
+
+
+def test_an_error_is_stored_too(client: Client) -> None:
+    zeros = np.zeros(64, np.float32)
+    tickets = [client.submit("slow", zeros, store=True, deadline=0.001) for _ in range(40)]
+    late = [t for t in tickets if isinstance(t.exception(30), DeadlineExceeded)]
+    assert late
+    for ticket in late:
+        with pytest.raises(DeadlineExceeded):
+            client.result(ticket.task_id)
 
 
 def test_celery_canvas_over_infer(redis_url: str, worker: WorkerHandle, folder: Path) -> None:

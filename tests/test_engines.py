@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from producer.errors import ConfigError, EngineFailed, MissingExtra, ModelFileError
+from producer.errors import EngineFailed, MissingExtra, ModelFileError
 from producer.spec import TensorSpec
 from tests.engine_contract import EngineContract, Subject
 from tests.support import models
@@ -238,13 +238,10 @@ def test_make_engine() -> None:
     assert isinstance(engine, OnnxRuntimeEngine)
 
 
-@pytest.mark.skipif(
-    (Path(models.__file__).parents[2] / "workers/engines/tensorrt.py").exists(),
-    reason="this build has a TensorRT engine",
-)
-def test_make_engine_without_tensorrt() -> None:
-    with pytest.raises(ConfigError, match="no TensorRT engine yet"):
-        make_engine(config(engine="tensorrt"))
+def test_make_engine_of_tensorrt_opens_no_device() -> None:
+    from workers.tensorrt.engine import TensorRTEngine
+
+    assert isinstance(make_engine(config(engine="tensorrt")), TensorRTEngine)
 
 
 def test_making_an_engine_imports_no_runtime() -> None:

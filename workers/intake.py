@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
+from producer import keys
 from producer.errors import (
     Cancelled,
     CorruptMessage,
@@ -111,7 +112,9 @@ class Intake:
             held.entry.rows,
             client_of(held.task.task_id),
             encode_reply(reply),
-            dead_record=dead,
+            keys.result(held.task.task_id) if held.task.store_s else "",
+            held.task.store_s,
+            dead,
         )
 
     def _task(self, entry: Entry) -> InferenceTask:

@@ -103,8 +103,8 @@ class Presence:
                 try:
                     self._beat()
                     self._heal()
-                except LINK_ERRORS as failure:
-                    log.warning("heartbeat: Redis is away: %s", failure)
+                except (*LINK_ERRORS, redis.exceptions.ResponseError) as failure:
+                    log.warning("heartbeat: Redis is away or refuses: %s", failure)
         except BaseException as failure:
             log.exception("the heartbeat died")
             self._on_death(f"the heartbeat died: {failure!r}")

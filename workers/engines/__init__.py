@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import TYPE_CHECKING, cast
 
-from producer.errors import ConfigError
 from workers.engines.base import Engine
 
 if TYPE_CHECKING:
@@ -18,17 +16,11 @@ _TENSORRT = "workers.tensorrt.engine"
 def make_engine(config: ModelConfig) -> Engine:
     """The engine that `config` asks for, not yet loaded.
 
-    Raises ConfigError where this build has no such engine. A missing package is `load`'s to
-    report, as MissingExtra.
+    A missing package is `load`'s to report, as MissingExtra.
     """
     if config.engine == "onnxruntime":
         from workers.engines.onnxruntime import OnnxRuntimeEngine
 
         return OnnxRuntimeEngine(config.path, threads=config.threads, max_batch=config.max_batch)
-    if importlib.util.find_spec(_TENSORRT) is None:
-        raise ConfigError(
-            f"model {config.name!r}: this build has no TensorRT engine yet; serve the model's "
-            "ONNX file with `engine: onnxruntime`"
-        )
     # By name, so that workers without a GPU never import it.
     return cast(Engine, importlib.import_module(_TENSORRT).make_engine(config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ class TensorRTEngine:
         self._engine: Any = None
         self._bindings: Bindings | None = None
         self._opened = False
+        # TensorRT makes contexts of one engine one at a time.
+        self._making = threading.Lock()
 
     def load(self) -> None:
         """Opens the device and reads the plan.
@@ -128,8 +131,12 @@ class TensorRTEngine:
 
     def _new_context(self, profile: ProfileBounds, stream: int) -> Any:
         assert self._flavor is not None
-        module = self._flavor.module
-        if self._flavor.is_rtx:
+        with self._making:
+            return self._make_context(self._flavor, profile, stream)
+
+    def _make_context(self, flavor: Flavor, profile: ProfileBounds, stream: int) -> Any:
+        module = flavor.module
+        if flavor.is_rtx:
             options = self._engine.create_runtime_config()
             if self._graphs:
                 options.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
