@@ -22,6 +22,9 @@ LINK_ERRORS = (
     OSError,
 )
 
+#: The same, and what passes on a server that answers: a full disk, a failover, a busy script.
+PASSING_ERRORS = (*LINK_ERRORS, redis.exceptions.ResponseError)
+
 
 def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
     """A client for `url` that answers bytes. It connects at the first command.

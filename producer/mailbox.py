@@ -11,10 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import redis
-
 from producer import keys
-from producer.connection import LINK_ERRORS
+from producer.connection import LINK_ERRORS, PASSING_ERRORS
 from producer.errors import ClientClosed, DeadlineExceeded, TrtqError, WireError
 from producer.inbox import REPLY_TTL_S
 from producer.link import Link
@@ -108,9 +106,8 @@ class Mailbox:
                     self._link.call("EXPIRE", self._key, REPLY_TTL_S)
                     renewed_s = now_s
                 failures = 0
-            except (*LINK_ERRORS, redis.exceptions.ResponseError) as failure:
-                # A refusal (full disk, failover, busy script) passes as a lost link does. A
-                # restarted Redis may number from an earlier time: read from the start again.
+            except PASSING_ERRORS as failure:
+                # A restarted Redis may number from an earlier time: read from the start again.
                 last = trimmed = b"0"
                 if failures == 0:
                     log.warning("lost Redis while waiting for replies: %s", failure)

@@ -13,18 +13,7 @@ from producer import keys
 from producer.bell import ID, bell_message
 from producer.inbox import Inbox
 from producer.link import Link
-from producer.spec import ModelSpec, TensorSpec
-
-SPEC = ModelSpec(
-    name="m",
-    inputs=(TensorSpec(name="x", dtype="uint8", shape=(1,)),),
-    outputs=(TensorSpec(name="y", dtype="uint8", shape=(1,)),),
-    max_batch=4,
-    max_rows_per_task=4,
-    queue_max_rows=20,
-    queue_max_bytes=1000,
-    cover_rows=8,
-)
+from tests.support.specs import SPEC
 
 #: What differs from message to message, or tells who sent it.
 _OWN = {"id", "root_id", "correlation_id", "delivery_tag", "reply_to", "origin"}

@@ -22,7 +22,7 @@ from producer.inbox import Inbox
 from producer.link import Link
 from tests.support import models as onnx_models
 from tests.support.processes import ROOT, start_worker, until
-from workers.process import EXIT_CONFIG
+from workers.settings import EXIT_CONFIG
 
 WIDTH = 64
 

@@ -21,21 +21,10 @@ from hypothesis.stateful import (
 from producer import keys
 from producer.inbox import BELL_TTL_MS, TURN_LEASE_MS, Entry, Inbox, Settlement
 from producer.link import Link
-from producer.spec import ModelSpec, TensorSpec
 from producer.task import Reply
 from producer.wire import decode_replies, encode_reply
 from tests.support.processes import until
-
-SPEC = ModelSpec(
-    name="m",
-    inputs=(TensorSpec(name="x", dtype="uint8", shape=(1,)),),
-    outputs=(TensorSpec(name="y", dtype="uint8", shape=(1,)),),
-    max_batch=4,
-    max_rows_per_task=4,
-    queue_max_rows=20,
-    queue_max_bytes=1000,
-    cover_rows=8,
-)
+from tests.support.specs import SPEC
 
 
 class Adder:

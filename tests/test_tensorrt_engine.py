@@ -22,7 +22,7 @@ class Subject:
         self.driver = driver
         self.module = FakeModule(driver)
         self.engine = TensorRTEngine(
-            lambda _: (plan, "m.engine"),
+            lambda: (plan, "m.engine"),
             max_batch=16,
             slots=slots,
             pinned_limit_bytes=1200,

@@ -19,12 +19,8 @@ from pydantic import ValidationError
 
 from producer import keys
 from producer.errors import ConfigError, MissingExtra
-from workers.settings import WorkerSettings
+from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings
 
-#: A child that ended with this would end so again (os.EX_CONFIG): it is not restarted.
-EXIT_CONFIG = 78
-#: Names the descriptor to the child; workers/process.py has it too, this process needs no Celery.
-SUPERVISOR_FD = "TRTQ_SUPERVISOR_FD"
 _EXIT_FAILED = 1
 _FIRST_BACKOFF_S = 1.0
 _MOST_BACKOFF_S = 30.0

@@ -126,7 +126,7 @@ def load_models(folders: Sequence[Path]) -> list[ModelConfig]:
     """
     found: dict[str, tuple[ModelConfig, Path]] = {}
     for file in _files(folders):
-        config = _load(file)
+        config = load_model(file)
         if config.name in found:
             raise ModelConflict(
                 f"two models are named {config.name!r}, in {found[config.name][1]} and {file}: "
@@ -140,11 +140,6 @@ def load_models(folders: Sequence[Path]) -> list[ModelConfig]:
     return [config for config, _ in found.values()]
 
 
-def load_model(file: Path) -> ModelConfig:
-    """The model that one `*.yaml` file configures; raises ConfigError as `load_models` does."""
-    return _load(file)
-
-
 def _files(folders: Sequence[Path]) -> list[Path]:
     # Keyed by the resolved path: a folder given twice is no conflict.
     found: dict[Path, None] = {}
@@ -155,7 +150,7 @@ def _files(folders: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-def _load(file: Path) -> ModelConfig:
+def load_model(file: Path) -> ModelConfig:
     keys = {"name": file.stem, **_read(file)}
     for key in keys:
         if key not in ModelConfig.model_fields:

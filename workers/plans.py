@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from producer.errors import MissingExtra, ModelFileError, NoDevice
+from producer.errors import MissingExtra, NoDevice
 from workers.models import load_model
 from workers.tensorrt.cache import default_cache, write_atomically
 from workers.tensorrt.device import Device, current_device
 from workers.tensorrt.flavor import find_flavor
 from workers.tensorrt.inspect import inspect_plan
 from workers.tensorrt.options import BuildOptions
-from workers.tensorrt.provide import provide_plan
+from workers.tensorrt.provide import provide_plan, read_plan
 
 
 def build(model: Path, max_batch: int, output: Path | None) -> dict[str, Any]:
@@ -40,11 +40,7 @@ def build(model: Path, max_batch: int, output: Path | None) -> dict[str, Any]:
 
 def inspect(engine: Path) -> dict[str, Any]:
     """What a plan holds; raises ModelFileError, EngineMismatch, MissingExtra."""
-    try:
-        data = engine.read_bytes()
-    except OSError as failure:
-        raise ModelFileError(f"plan {engine} cannot be read: {failure}") from failure
-    return inspect_plan(find_flavor(), data)
+    return inspect_plan(find_flavor(), read_plan(engine).data)
 
 
 def _device() -> Device | None:

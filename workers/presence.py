@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import redis
 
 from producer import keys
-from producer.connection import LINK_ERRORS
+from producer.connection import LINK_ERRORS, PASSING_ERRORS
 from producer.errors import ModelConflict
 from producer.inbox import Inbox
 from producer.spec import ModelSpec
@@ -103,7 +103,7 @@ class Presence:
                 try:
                     self._beat()
                     self._heal()
-                except (*LINK_ERRORS, redis.exceptions.ResponseError) as failure:
+                except PASSING_ERRORS as failure:
                     log.warning("heartbeat: Redis is away or refuses: %s", failure)
         except BaseException as failure:
             log.exception("the heartbeat died")

@@ -21,15 +21,11 @@ from producer.errors import ConfigError, MissingExtra, TrtqError
 from producer.keys import INFER_QUEUE, bell_queue
 from workers.models import ModelConfig, load_models
 from workers.runtime import Runtime
-from workers.settings import WorkerSettings
+from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings
 
 log = logging.getLogger("trtq.process")
 
-#: The supervisor does not restart a process that ended with this (os.EX_CONFIG).
-EXIT_CONFIG = 78
 EXIT_FATAL = 70
-#: Environment variable: the file descriptor that ends with the supervisor (see workers/launch.py).
-SUPERVISOR_FD = "TRTQ_SUPERVISOR_FD"
 #: What an orphan's warm stop may take beyond its drain grace before it kills itself.
 _ORPHAN_MARGIN_S = 10.0
 

@@ -58,12 +58,12 @@ class BatchRunner:
                 bad.update(row_copies.nan_rows(array))
         cutter = row_copies.Cutter(outputs)
         for held, first in gathered.placed:
-            if held.task.reference is None and not bad:
-                reply = Reply(held.task.task_id, cutter.cut(first, held.task.rows))
-                settlements.append(self._settle(held, reply))
-                continue
-            mine = sorted(row - first for row in bad if first <= row < first + held.rows)
-            settlements.append(self._answered(held, outputs, first, mine))
+            mine = (
+                sorted(row - first for row in bad if first <= row < first + held.rows)
+                if bad
+                else []
+            )
+            settlements.append(self._answered(held, outputs, cutter, first, mine))
         return settlements
 
     def _check(self, outputs: Mapping[str, Array], rows: int) -> None:
@@ -77,15 +77,19 @@ class BatchRunner:
                 )
 
     def _answered(
-        self, held: Held, outputs: Mapping[str, Array], first: int, nan_rows: list[int]
+        self,
+        held: Held,
+        outputs: Mapping[str, Array],
+        cutter: row_copies.Cutter,
+        first: int,
+        nan_rows: list[int],
     ) -> Settlement:
         task = held.task
+        if task.reference is None and not nan_rows:
+            return self._settle(held, Reply(task.task_id, cutter.cut(first, task.rows)))
         nan = ForbiddenNaN(f"model {self._spec.name!r} forbids NaN and this row has some")
         if task.reference is None:
-            if nan_rows:
-                return self.failed(held, nan)
-            cutter = row_copies.Cutter(outputs)
-            return self._settle(held, Reply(task.task_id, cutter.cut(first, task.rows)))
+            return self.failed(held, nan)
         errors = tuple(RowError(task.reference.start + r, nan.code, nan.message) for r in nan_rows)
         try:
             for tensor in self._spec.outputs:

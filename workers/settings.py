@@ -8,6 +8,11 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+#: A process that ended with this would end so again (os.EX_CONFIG): it is not restarted.
+EXIT_CONFIG = 78
+#: Environment variable: the file descriptor that ends with the supervisor (see workers/launch.py).
+SUPERVISOR_FD = "TRTQ_SUPERVISOR_FD"
+
 
 class WorkerSettings(BaseSettings):
     """What one worker process needs to know. Lists of folders are separated as PATH is."""

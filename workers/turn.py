@@ -22,7 +22,6 @@ _SLICE_MS = 100
 _QUANTUM_MS = 100.0
 _RECLAIM_MS = 1000.0
 _FIRST_RECLAIM_MS = 5.0
-_LINK_BACKOFF_MS = 200.0
 _LINK_PATIENCE_MS = 5000.0
 
 
@@ -140,7 +139,8 @@ class Turn:
     def _work(self, started_ms: float, *, backlog: bool) -> None:
         limits = self._limits
         quiet_since_ms = started_ms
-        renew_ms = started_ms + min(limits.lease_ms / 3, 1000.0)
+        renew_every_ms = min(limits.lease_ms / 3, 1000.0)
+        renew_ms = started_ms + renew_every_ms
         # New work first, and the slots their first moment alone.
         reclaim_ms = started_ms + _FIRST_RECLAIM_MS
         while True:
@@ -151,7 +151,7 @@ class Turn:
                 return
             if now_ms >= renew_ms:
                 self._renew()
-                renew_ms = now_ms + min(limits.lease_ms / 3, 1000.0)
+                renew_ms = now_ms + renew_every_ms
             if now_ms >= reclaim_ms:
                 if self._reclaim():
                     quiet_since_ms = now_ms

@@ -39,7 +39,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def make(plan: bytes, *, slots: int = 1, graphs: bool = True) -> TensorRTEngine:
     engine = TensorRTEngine(
-        lambda _: (plan, "the plan"),
+        lambda: (plan, "the plan"),
         max_batch=64,
         slots=slots,
         pinned_limit_bytes=1 << 30,
@@ -146,7 +146,7 @@ def test_a_batch_above_every_profile_fails_alone(plan: bytes, tmp_path: Path) ->
 @pytest.mark.parametrize("bad", [b"no plan", b""])
 def test_a_plan_that_is_none(bad: bytes) -> None:
     engine = TensorRTEngine(
-        lambda _: (bad, "bad.engine"), max_batch=1, slots=1, pinned_limit_bytes=1 << 20
+        lambda: (bad, "bad.engine"), max_batch=1, slots=1, pinned_limit_bytes=1 << 20
     )
     with pytest.raises(EngineMismatch, match=r"bad\.engine"):
         engine.load()
@@ -155,7 +155,7 @@ def test_a_plan_that_is_none(bad: bytes) -> None:
 
 def test_a_truncated_plan(plan: bytes) -> None:
     engine = TensorRTEngine(
-        lambda _: (plan[: len(plan) // 2], "cut.engine"),
+        lambda: (plan[: len(plan) // 2], "cut.engine"),
         max_batch=1,
         slots=1,
         pinned_limit_bytes=1 << 20,

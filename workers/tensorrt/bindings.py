@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from producer.errors import EngineMismatch
 from producer.spec import TensorSpec
 from workers.engines.base import EngineSpec
+from workers.tensorrt.profiles import Shape
 
 _DTYPES = {
     "BOOL": "bool",
@@ -17,8 +18,6 @@ _DTYPES = {
     "INT8": "int8",
     "UINT8": "uint8",
 }
-
-Shape = tuple[int, ...]
 
 
 class ProfileBounds(NamedTuple):

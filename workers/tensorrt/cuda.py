@@ -1,18 +1,16 @@
-"""The CUDA driver as the slots use it. The only file that imports PyCUDA."""
+"""The CUDA driver as the slots use it, by PyCUDA."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 
-from producer.errors import DeviceLost, EngineFailed, MissingExtra, NoDevice, OutOfDeviceMemory
+from producer.errors import DeviceLost, EngineFailed, OutOfDeviceMemory
 from workers.engines.base import Array
-
-log = logging.getLogger("trtq.cuda")
+from workers.tensorrt.device import opened_cuda
 
 #: Parts of driver messages after which the context, and so the process, is of no more use. See
 #: "CUresult" in the CUDA driver API reference: these errors are sticky.
@@ -111,20 +109,8 @@ class PyCudaDriver:
 
     def open(self) -> None:
         """Initialises CUDA and retains the primary context."""
-        try:
-            import pycuda.driver as cuda
-        except ImportError as failure:
-            raise MissingExtra(
-                f"TensorRT models need PyCUDA ({failure}): pip install 'trtq[gpu]'"
-            ) from failure
-        try:
-            cuda.init()
+        with opened_cuda() as cuda:
             self._context = cuda.Device(0).retain_primary_context()
-        except cuda.Error as failure:
-            raise NoDevice(
-                f"no usable GPU in this process ({failure}): start `trtq worker --devices 0` on a "
-                "machine with one, or serve the model with `engine: onnxruntime`"
-            ) from failure
         self._cuda = cuda
 
     def push(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from producer.errors import MissingExtra, NoDevice
 
@@ -17,10 +19,11 @@ class Device(NamedTuple):
     total_memory_bytes: int
 
 
-def current_device() -> Device:
-    """The first device of CUDA_VISIBLE_DEVICES; initialises CUDA, so never before a fork.
+@contextmanager
+def opened_cuda() -> Iterator[Any]:
+    """The module pycuda.driver, initialised; so never before a fork.
 
-    Raises MissingExtra without PyCUDA and NoDevice without a GPU.
+    Raises MissingExtra without PyCUDA, and NoDevice for what CUDA refuses in the block too.
     """
     try:
         import pycuda.driver as cuda
@@ -30,6 +33,17 @@ def current_device() -> Device:
         ) from failure
     try:
         cuda.init()
+        yield cuda
+    except cuda.Error as failure:
+        raise NoDevice(
+            f"no usable GPU in this process ({failure}): start `trtq worker --devices 0` on a "
+            "machine with one, or serve the model with `engine: onnxruntime`"
+        ) from failure
+
+
+def current_device() -> Device:
+    """The first device of CUDA_VISIBLE_DEVICES; raises as `opened_cuda`."""
+    with opened_cuda() as cuda:
         device = cuda.Device(0)
         major, minor = device.compute_capability()
         return Device(
@@ -39,8 +53,3 @@ def current_device() -> Device:
             (int(major), int(minor)),
             int(device.total_memory()),
         )
-    except cuda.Error as failure:
-        raise NoDevice(
-            f"no usable GPU in this process ({failure}): start `trtq worker --devices 0` on a "
-            "machine with one, or serve the model with `engine: onnxruntime`"
-        ) from failure

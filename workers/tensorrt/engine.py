@@ -40,7 +40,7 @@ class TensorRTEngine:
 
     def __init__(
         self,
-        read_plan: Callable[[Flavor], tuple[bytes, str]],
+        read_plan: Callable[[], tuple[bytes, str]],
         *,
         max_batch: int,
         slots: int,
@@ -74,7 +74,7 @@ class TensorRTEngine:
         self._driver.open()
         self._opened = True
         with current(self._driver):
-            plan, where = self._read_plan(flavor)
+            plan, where = self._read_plan()
             self._logger = make_logger(flavor)
             self._runtime = flavor.module.Runtime(self._logger)
             engine = self._runtime.deserialize_cuda_engine(plan)
@@ -170,7 +170,7 @@ def make_engine(config: ModelConfig) -> TensorRTEngine:
     found in the cache. Raises ConfigError for a bad TRTQ_PINNED_LIMIT_BYTES.
     """
 
-    def read_plan(_: Flavor) -> tuple[bytes, str]:
+    def read_plan() -> tuple[bytes, str]:
         plan = provide_plan(
             config.path, config.max_batch, config.build, current_device(), default_cache()
         )

@@ -42,7 +42,7 @@ def provide_plan(
     ModelFileError, EngineBuildFailed and MissingExtra.
     """
     if path.suffix.lower() in _PLAN_SUFFIXES:
-        return _finished(path)
+        return read_plan(path)
     flavor = find_flavor()
     source = read_source(path)
     facts = plan_facts(flavor, device)
@@ -91,7 +91,8 @@ def plan_key(source: Source, max_batch: int, options: BuildOptions, facts: dict[
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _finished(path: Path) -> Plan:
+def read_plan(path: Path) -> Plan:
+    """A finished plan's file; raises ModelFileError."""
     try:
         data = path.read_bytes()
     except OSError as failure:

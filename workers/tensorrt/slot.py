@@ -9,9 +9,10 @@ from typing import Any
 from producer.errors import EngineFailed
 from producer.spec import TensorSpec
 from workers.engines.base import Array, numpy_dtype
-from workers.tensorrt.bindings import Bindings, ProfileBounds, Shape
+from workers.tensorrt.bindings import Bindings, ProfileBounds
 from workers.tensorrt.cuda import DeviceMemory, Driver, PinnedMemory, Stream
 from workers.tensorrt.memory import Budget, GrowingBuffer
+from workers.tensorrt.profiles import Shape
 
 
 class _Tensor:
@@ -26,11 +27,21 @@ class _Tensor:
     def size_bytes(self, shape: Shape) -> int:
         return max(1, math.prod(shape) * self.dtype.itemsize)
 
+    def allocate(self, shape: Shape) -> None:
+        self.view(shape)
+        self.device.at_least(self.size_bytes(shape))
+
     def view(self, shape: Shape) -> Array:
         """Pinned memory as an array of `shape`."""
         size = math.prod(shape) * self.dtype.itemsize
         memory = self.host.at_least(max(1, size))
         return memory.array[:size].view(self.dtype).reshape(shape)
+
+    def bind(self, context: Any, shape: Shape) -> tuple[int, Array]:
+        """Gives the context device memory for `shape`; its address, and the pinned array."""
+        address = self.device.at_least(self.size_bytes(shape)).address
+        context.set_tensor_address(self.spec.name, address)
+        return address, self.view(shape)
 
     def close(self) -> None:
         self.host.close()
@@ -79,8 +90,7 @@ class TensorRTSlot:
         for tensor in (*self._inputs.values(), *self._outputs.values()):
             if None not in tensor.spec.shape:
                 row = tuple(size for size in tensor.spec.shape if size is not None)
-                tensor.view((self._max_batch, *row))
-                tensor.device.at_least(tensor.size_bytes((self._max_batch, *row)))
+                tensor.allocate((self._max_batch, *row))
 
     def input_buffer(self, name: str, rows: int, row_shape: Shape) -> Array:
         """Pinned memory of input `name` as (rows, *row_shape); see Slot.input_buffer."""
@@ -107,29 +117,27 @@ class TensorRTSlot:
         if context is None:
             context = self._new_context(profile, stream.handle)
             self._contexts[profile.number] = context
+        inputs = []
         for name, shape in shapes.items():
-            tensor = self._inputs[name]
-            device = tensor.device.at_least(tensor.size_bytes(shape))
             if not context.set_input_shape(name, shape):
                 raise EngineFailed(f"TensorRT refused shape {shape} of input {name!r}")
-            context.set_tensor_address(name, device.address)
-        views = {
-            name: self._output(context, tensor, name) for name, tensor in self._outputs.items()
+            inputs.append(self._inputs[name].bind(context, shape))
+        outputs = {
+            name: tensor.bind(context, _output_shape(context, name))
+            for name, tensor in self._outputs.items()
         }
-        for name, shape in shapes.items():
-            tensor = self._inputs[name]
-            source = tensor.view(shape)
+        for address, source in inputs:
             if source.nbytes:
-                stream.copy_in(tensor.device.at_least(1).address, source)
+                stream.copy_in(address, source)
         if not context.execute_async_v3(stream.handle):
             # What was enqueued may still read the buffers.
             stream.wait()
             raise EngineFailed(f"TensorRT could not run a batch of {rows} rows")
-        for name, view in views.items():
-            if view.nbytes:
-                stream.copy_out(view, self._outputs[name].device.at_least(1).address)
+        for address, target in outputs.values():
+            if target.nbytes:
+                stream.copy_out(target, address)
         stream.wait()
-        return views
+        return {name: target for name, (_, target) in outputs.items()}
 
     def close(self) -> None:
         """Frees everything, in the slot's thread; a second call does nothing."""
@@ -151,14 +159,12 @@ class TensorRTSlot:
             shapes[name] = (rows, *row)
         return shapes
 
-    def _output(self, context: Any, tensor: _Tensor, name: str) -> Array:
-        shape = tuple(int(size) for size in context.get_tensor_shape(name))
-        if any(size < 0 for size in shape):
-            raise EngineFailed(
-                f"output {name!r} has shape {shape} that depends on the data; such models need "
-                "`engine: onnxruntime`"
-            )
-        view = tensor.view(shape)
-        device = tensor.device.at_least(tensor.size_bytes(shape))
-        context.set_tensor_address(name, device.address)
-        return view
+
+def _output_shape(context: Any, name: str) -> Shape:
+    shape = tuple(int(size) for size in context.get_tensor_shape(name))
+    if any(size < 0 for size in shape):
+        raise EngineFailed(
+            f"output {name!r} has shape {shape} that depends on the data; such models need "
+            "`engine: onnxruntime`"
+        )
+    return shape
