@@ -151,6 +151,7 @@ def _files(folders: Sequence[Path]) -> list[Path]:
 
 
 def load_model(file: Path) -> ModelConfig:
+    """The model that one `*.yaml` file configures; raises ConfigError as `load_models` does."""
     keys = {"name": file.stem, **_read(file)}
     for key in keys:
         if key not in ModelConfig.model_fields:

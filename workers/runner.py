@@ -58,11 +58,7 @@ class BatchRunner:
                 bad.update(row_copies.nan_rows(array))
         cutter = row_copies.Cutter(outputs)
         for held, first in gathered.placed:
-            mine = (
-                sorted(row - first for row in bad if first <= row < first + held.rows)
-                if bad
-                else []
-            )
+            mine = sorted(row - first for row in bad if first <= row < first + held.rows)
             settlements.append(self._answered(held, outputs, cutter, first, mine))
         return settlements
 
