@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.support.fake_cuda import FakeDriver, FakeModule
 from workers.engines.base import Array
 from workers.tensorrt.engine import TensorRTEngine, pinned_limit_bytes
 from workers.tensorrt.flavor import Flavor
+from workers.tensorrt.provide import Plan
 from workers.tensorrt.slot import TensorRTSlot
 
 
@@ -22,7 +24,7 @@ class Subject:
         self.driver = driver
         self.module = FakeModule(driver)
         self.engine = TensorRTEngine(
-            lambda: (plan, "m.engine"),
+            lambda: Plan(plan, Path("m.engine"), "key", from_cache=True),
             max_batch=16,
             slots=slots,
             pinned_limit_bytes=1200,

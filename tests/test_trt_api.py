@@ -36,6 +36,13 @@ RTX = [
     "ComputeCapability.CURRENT",
     "IBuilderConfig.num_compute_capabilities",
     "IBuilderConfig.set_compute_capability",
+    "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE",
+    "ICudaEngine.create_runtime_config",
+    "IRuntimeCache.deserialize",
+    "IRuntimeCache.serialize",
+    "IRuntimeConfig.create_runtime_cache",
+    "IRuntimeConfig.cuda_graph_strategy",
+    "IRuntimeConfig.set_runtime_cache",
 ]
 RUN = [
     "ICudaEngine.create_engine_inspector",
@@ -51,7 +58,9 @@ RUN = [
     "ICudaEngine.num_optimization_profiles",
     "EngineInspector.get_engine_information",
     "IExecutionContext.execute_async_v3",
+    "IExecutionContext.get_tensor_shape",
     "IExecutionContext.set_input_shape",
+    "IExecutionContext.set_output_allocator",
     "IExecutionContext.set_optimization_profile_async",
     "IExecutionContext.set_tensor_address",
     "ILogger.Severity",

@@ -40,7 +40,7 @@ def build(model: Path, max_batch: int, output: Path | None) -> dict[str, Any]:
 
 def inspect(engine: Path) -> dict[str, Any]:
     """What a plan holds; raises ModelFileError, EngineMismatch, MissingExtra."""
-    return inspect_plan(find_flavor(), read_plan(engine).data)
+    return inspect_plan(find_flavor(), read_plan(engine).data, str(engine))
 
 
 def _device() -> Device | None:

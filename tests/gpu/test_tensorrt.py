@@ -21,7 +21,7 @@ from workers.tensorrt.cache import PlanCache  # noqa: E402
 from workers.tensorrt.device import current_device  # noqa: E402
 from workers.tensorrt.engine import TensorRTEngine  # noqa: E402
 from workers.tensorrt.options import BuildOptions, Profile  # noqa: E402
-from workers.tensorrt.provide import provide_plan  # noqa: E402
+from workers.tensorrt.provide import Plan, provide_plan  # noqa: E402
 
 WIDTH = 64
 PROFILES = (Profile(opt_batch=8, max_batch=8), Profile(opt_batch=64, max_batch=64))
@@ -39,7 +39,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def make(plan: bytes, *, slots: int = 1, graphs: bool = True) -> TensorRTEngine:
     engine = TensorRTEngine(
-        lambda: (plan, "the plan"),
+        lambda: Plan(plan, Path("the plan"), "key", from_cache=True),
         max_batch=64,
         slots=slots,
         pinned_limit_bytes=1 << 30,
@@ -146,7 +146,10 @@ def test_a_batch_above_every_profile_fails_alone(plan: bytes, tmp_path: Path) ->
 @pytest.mark.parametrize("bad", [b"no plan", b""])
 def test_a_plan_that_is_none(bad: bytes) -> None:
     engine = TensorRTEngine(
-        lambda: (bad, "bad.engine"), max_batch=1, slots=1, pinned_limit_bytes=1 << 20
+        lambda: Plan(bad, Path("bad.engine"), "key", from_cache=True),
+        max_batch=1,
+        slots=1,
+        pinned_limit_bytes=1 << 20,
     )
     with pytest.raises(EngineMismatch, match=r"bad\.engine"):
         engine.load()
@@ -155,7 +158,7 @@ def test_a_plan_that_is_none(bad: bytes) -> None:
 
 def test_a_truncated_plan(plan: bytes) -> None:
     engine = TensorRTEngine(
-        lambda: (plan[: len(plan) // 2], "cut.engine"),
+        lambda: Plan(plan[: len(plan) // 2], Path("cut.engine"), "key", from_cache=True),
         max_batch=1,
         slots=1,
         pinned_limit_bytes=1 << 20,

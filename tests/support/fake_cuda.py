@@ -45,6 +45,14 @@ class FakeStream:
         raw[...] = self._driver.at[address].array[: raw.size]
         self._driver.calls.append(("copy_out", target.shape))
 
+    def mark(self, number: int) -> None:
+        """The four marks come in order."""
+        self._driver.marks.append(number)
+
+    def lap_ms(self) -> tuple[float, float, float]:
+        """Times that tell them apart."""
+        return 1.0, 2.0, 3.0
+
     def wait(self) -> None:
         """Nothing is pending."""
         self._driver.calls.append(("wait",))
@@ -58,6 +66,7 @@ class FakeDriver:
         self.calls: list[tuple[Any, ...]] = []
         self.live: dict[str, list[int]] = {"pinned": [], "device": []}
         self.at: dict[int, FakeMemory] = {}
+        self.marks: list[int] = []
         self.depth = 0
         self.opened = 0
         self._kept: list[FakeMemory] = []

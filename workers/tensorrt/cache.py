@@ -22,8 +22,9 @@ _LIMIT_BYTES = 20 << 30
 class PlanCache:
     """A folder of `<key>.plan` files with `<key>.json` sidecars, shared by processes.
 
-    `limit_bytes` bounds the plans together; the least recently used go first, never the one just
-    written. `wait_s` is how long one process waits while another builds the same plan.
+    `<key>.kernels` beside a plan is what TensorRT for RTX compiled when it ran. `limit_bytes`
+    bounds all together; the least recently used go first, never what was just written. `wait_s` is
+    how long one process waits while another builds the same plan.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, *, wait_s: float = 3600.0) -> None:
@@ -92,6 +93,21 @@ class PlanCache:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / f"{name}.timing", data)
 
+    def kernels(self, key: str) -> bytes:
+        """The compiled kernels that `keep_kernels` kept for the plan of `key`; empty without."""
+        try:
+            data = self._kernels(key).read_bytes()
+            os.utime(self._kernels(key))
+        except OSError:
+            return b""
+        return data
+
+    def keep_kernels(self, key: str, data: bytes) -> None:
+        """Keeps what TensorRT for RTX compiled for the plan of `key`, replacing what was kept."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._kernels(key), data)
+        self._evict(keep=key)
+
     @contextmanager
     def _lock(self, key: str) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -110,19 +126,23 @@ class PlanCache:
     def _sidecar(self, key: str) -> Path:
         return self._folder / f"{key}.json"
 
+    def _kernels(self, key: str) -> Path:
+        return self._folder / f"{key}.kernels"
+
     def _evict(self, keep: str) -> None:
-        plans: list[tuple[int, int, Path]] = []
-        for file in self._folder.glob("*.plan"):
+        files: list[tuple[int, int, Path]] = []
+        for file in (*self._folder.glob("*.plan"), *self._folder.glob("*.kernels")):
             with suppress(OSError):  # another process may evict as well
                 state = file.stat()
-                plans.append((state.st_mtime_ns, state.st_size, file))
-        total = sum(size for _, size, _ in plans)
-        for _, size, file in sorted(plans):
+                files.append((state.st_mtime_ns, state.st_size, file))
+        total = sum(size for _, size, _ in files)
+        for _, size, file in sorted(files):
             if total <= self._limit_bytes:
                 return
             if file.stem == keep:
                 continue
-            self._sidecar(file.stem).unlink(missing_ok=True)
+            if file.suffix == ".plan":
+                self._sidecar(file.stem).unlink(missing_ok=True)
             file.unlink(missing_ok=True)
             total -= size
 

@@ -48,7 +48,7 @@ class DeviceMemory(Protocol):
 
 
 class Stream(Protocol):
-    """A stream with one event at its end; `handle` is the cudaStream_t as a number."""
+    """A stream with events for four marks; `handle` is the cudaStream_t as a number."""
 
     handle: int
 
@@ -57,6 +57,12 @@ class Stream(Protocol):
 
     def copy_out(self, target: Array, address: int) -> None:
         """Enqueue a copy from the device into C-contiguous pinned memory."""
+
+    def mark(self, number: int) -> None:
+        """Note the time at which the device comes to this place; `number` is 0 to 3."""
+
+    def lap_ms(self) -> tuple[float, float, float]:
+        """Device time in ms between the marks of what was waited for last."""
 
     def wait(self) -> None:
         """Block, without spinning, until all that was enqueued is done."""
@@ -137,10 +143,9 @@ class PyCudaDriver:
             return _Device(self._cuda.mem_alloc(size_bytes))
 
     def stream(self) -> _Stream:
-        """A stream with an event that blocks instead of spinning."""
-        flags = self._cuda.event_flags.BLOCKING_SYNC | self._cuda.event_flags.DISABLE_TIMING
+        """A stream with events that block instead of spinning."""
         with self._named("a stream"):
-            return _Stream(self, self._cuda, self._cuda.Stream(), self._cuda.Event(flags))
+            return _Stream(self, self._cuda)
 
     def close(self) -> None:
         """Lets go of the context; the last owner's release frees it."""
@@ -183,9 +188,13 @@ class _Device:
 
 
 class _Stream:
-    def __init__(self, driver: PyCudaDriver, cuda: Any, stream: Any, done: Any) -> None:
-        self._driver, self._cuda, self._stream, self._done = driver, cuda, stream, done
-        self.handle = int(stream.handle)
+    def __init__(self, driver: PyCudaDriver, cuda: Any) -> None:
+        self._driver, self._cuda = driver, cuda
+        self._stream = cuda.Stream()
+        self._marks = [cuda.Event() for _ in range(4)]
+        flags = cuda.event_flags.BLOCKING_SYNC | cuda.event_flags.DISABLE_TIMING
+        self._done = cuda.Event(flags)
+        self.handle = int(self._stream.handle)
 
     def copy_in(self, address: int, source: Array) -> None:
         with self._driver._named("a copy to the device"):
@@ -194,6 +203,19 @@ class _Stream:
     def copy_out(self, target: Array, address: int) -> None:
         with self._driver._named("a copy from the device"):
             self._cuda.memcpy_dtoh_async(target, address, self._stream)
+
+    def mark(self, number: int) -> None:
+        with self._driver._named("an event"):
+            self._marks[number].record(self._stream)
+
+    def lap_ms(self) -> tuple[float, float, float]:
+        first, second, third, fourth = self._marks
+        with self._driver._named("the times of a batch"):
+            return (
+                float(first.time_till(second)),
+                float(second.time_till(third)),
+                float(third.time_till(fourth)),
+            )
 
     def wait(self) -> None:
         with self._driver._named("the end of a batch"):

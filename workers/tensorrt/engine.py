@@ -8,16 +8,21 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from producer.errors import ConfigError, EngineFailed, EngineMismatch, OutOfDeviceMemory
+from producer.errors import ConfigError, EngineFailed, OutOfDeviceMemory
 from workers.engines.base import Array, EngineSpec
 from workers.tensorrt.bindings import Bindings, ProfileBounds, read_bindings
-from workers.tensorrt.cache import default_cache
+from workers.tensorrt.cache import PlanCache, default_cache
+from workers.tensorrt.context import PlanContext
 from workers.tensorrt.cuda import Driver, PyCudaDriver, current
 from workers.tensorrt.device import current_device
-from workers.tensorrt.flavor import Flavor, find_flavor, make_logger
+from workers.tensorrt.flavor import Flavor, find_flavor
+from workers.tensorrt.graphs import Capture, find_capture
+from workers.tensorrt.kernels import KernelCache
+from workers.tensorrt.loading import Loaded, load_plan
 from workers.tensorrt.memory import Budget
-from workers.tensorrt.provide import provide_plan
-from workers.tensorrt.slot import TensorRTSlot
+from workers.tensorrt.outputs import OutputAllocator
+from workers.tensorrt.provide import Plan, provide_plan
+from workers.tensorrt.slot import SlotParts, TensorRTSlot
 
 if TYPE_CHECKING:
     from workers.models import ModelConfig
@@ -33,19 +38,20 @@ _DEVICE_MARGIN = 0.95
 class TensorRTEngine:
     """A plan on the process' first GPU. Slots run at once, each on a stream of its own.
 
-    `read_plan` returns the plan's bytes and its name for messages; it runs in `load`, with the
-    CUDA context current. `slots` is how many will be made, for the estimate of device memory.
-    `graphs` lets TensorRT for RTX capture each batch size as a CUDA graph.
+    `read_plan` runs in `load`, with the CUDA context current. `slots` is how many will be made,
+    for the estimate of device memory. `graphs` lets repeated kinds of batches run as CUDA graphs.
+    `cache` keeps what TensorRT for RTX compiles, which makes the next start faster.
     """
 
     def __init__(
         self,
-        read_plan: Callable[[], tuple[bytes, str]],
+        read_plan: Callable[[], Plan],
         *,
         max_batch: int,
         slots: int,
         pinned_limit_bytes: int,
         graphs: bool = True,
+        cache: PlanCache | None = None,
         driver: Driver | None = None,
         flavor: Flavor | None = None,
     ) -> None:
@@ -53,13 +59,14 @@ class TensorRTEngine:
         self._max_batch = max_batch
         self._slots = slots
         self._graphs = graphs
+        self._cache = cache
         self._pinned = Budget(pinned_limit_bytes)
         self._driver: Driver = driver or PyCudaDriver()
         self._flavor = flavor
-        self._logger: Any = None
-        self._runtime: Any = None
-        self._engine: Any = None
+        self._plan: Loaded | None = None
         self._bindings: Bindings | None = None
+        self._kernels: KernelCache | None = None
+        self._capture: Capture | None = None
         self._opened = False
         # TensorRT makes contexts of one engine one at a time.
         self._making = threading.Lock()
@@ -74,18 +81,15 @@ class TensorRTEngine:
         self._driver.open()
         self._opened = True
         with current(self._driver):
-            plan, where = self._read_plan()
-            self._logger = make_logger(flavor)
-            self._runtime = flavor.module.Runtime(self._logger)
-            engine = self._runtime.deserialize_cuda_engine(plan)
-            if engine is None:
-                raise EngineMismatch(
-                    f"{where} cannot be used by {flavor.name} {flavor.version} on this GPU "
-                    f"({self._logger.last_errors() or 'no reason given'}): build it again here"
-                )
-            self._engine = engine
-            self._bindings = read_bindings(flavor.module, engine, where)
+            plan = self._read_plan()
+            where = str(plan.path)
+            self._plan = load_plan(flavor, plan.data, where)
+            self._bindings = read_bindings(flavor.module, self._plan.engine, where)
             self._check_memory(where)
+            if flavor.is_rtx and self._cache is not None:
+                self._kernels = KernelCache(self._cache, plan.key)
+            if self._graphs and not flavor.is_rtx:
+                self._capture = find_capture()
         log.info("%s loaded by %s %s", where, flavor.name, flavor.version)
 
     @property
@@ -105,8 +109,17 @@ class TensorRTEngine:
 
     def make_slot(self) -> TensorRTSlot:
         """A slot; it allocates in `activate`, which its own thread calls."""
-        rows = min(self._max_batch, self._loaded.max_batch)
-        return TensorRTSlot(self._driver, self._loaded, rows, self._new_context, self._pinned)
+        assert self._flavor is not None
+        bindings, module = self._loaded, self._flavor.module
+        parts = SlotParts(
+            self._driver,
+            bindings,
+            self._pinned,
+            self._new_context,
+            lambda buffer: OutputAllocator(module, buffer),
+            self._keep_kernels,
+        )
+        return TensorRTSlot(parts, min(self._max_batch, bindings.max_batch))
 
     def run(self, slot: TensorRTSlot, rows: int) -> Mapping[str, Array]:
         """Runs `rows` rows of the slot's inputs; see Engine.run."""
@@ -119,8 +132,10 @@ class TensorRTEngine:
         if not self._opened:
             return
         self._opened = False
-        with current(self._driver):
-            self._engine = self._runtime = self._bindings = None
+        assert self._flavor is not None
+        self._keep_kernels()
+        with current(self._driver), self._flavor.calls:
+            self._plan = self._bindings = self._kernels = None
         self._driver.close()
 
     @property
@@ -129,32 +144,45 @@ class TensorRTEngine:
             raise EngineFailed("the TensorRT engine is not loaded: call load first")
         return self._bindings
 
-    def _new_context(self, profile: ProfileBounds, stream: int) -> Any:
+    def _new_context(self, profile: ProfileBounds, stream: int) -> PlanContext:
         assert self._flavor is not None
-        with self._making:
-            return self._make_context(self._flavor, profile, stream)
+        spec, calls = self._loaded.spec, self._flavor.calls
+        with self._making, calls:
+            context = self._make_context(self._flavor, profile, stream)
+        inputs, outputs = (tuple(t.name for t in tensors) for tensors in spec)
+        return PlanContext(context, inputs, outputs, calls, self._capture)
 
     def _make_context(self, flavor: Flavor, profile: ProfileBounds, stream: int) -> Any:
-        module = flavor.module
+        assert self._plan is not None
+        engine = self._plan.engine
         if flavor.is_rtx:
-            options = self._engine.create_runtime_config()
+            options = engine.create_runtime_config()
             if self._graphs:
-                options.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-            context = self._engine.create_execution_context(options)
+                strategy = flavor.module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+                options.cuda_graph_strategy = strategy
+            if self._kernels is not None:
+                self._kernels.use(options)
+            context = engine.create_execution_context(options)
         else:
-            context = self._engine.create_execution_context()
+            context = engine.create_execution_context()
         if context is None:
             raise OutOfDeviceMemory(
                 "no device memory for another execution context: lower the model's slots or "
-                f"max_batch ({self._logger.last_errors()})"
+                f"max_batch ({self._plan.logger.last_errors()})"
             )
         if not context.set_optimization_profile_async(profile.number, stream):
             raise EngineFailed(f"TensorRT refused optimization profile {profile.number}")
         return context
 
+    def _keep_kernels(self) -> None:
+        if self._kernels is not None and self._flavor is not None:
+            with self._making, self._flavor.calls:
+                self._kernels.keep()
+
     def _check_memory(self, where: str) -> None:
         free_bytes, _ = self._driver.memory_bytes()
-        context_bytes = int(self._engine.device_memory_size_v2)
+        assert self._plan is not None
+        context_bytes = int(self._plan.engine.device_memory_size_v2)
         wanted_bytes = context_bytes * self._slots
         if wanted_bytes > free_bytes * _DEVICE_MARGIN:
             raise OutOfDeviceMemory(
@@ -167,20 +195,21 @@ def make_engine(config: ModelConfig) -> TensorRTEngine:
     """The engine of a model configuration, not yet loaded.
 
     A path that ends in .engine or .plan is a finished plan; an .onnx file is built first, or
-    found in the cache. Raises ConfigError for a bad TRTQ_PINNED_LIMIT_BYTES.
+    found in the cache. Raises ConfigError for a bad TRTQ_PINNED_LIMIT_BYTES or
+    TRTQ_PLAN_CACHE_BYTES.
     """
 
-    def read_plan() -> tuple[bytes, str]:
-        plan = provide_plan(
-            config.path, config.max_batch, config.build, current_device(), default_cache()
-        )
-        return plan.data, str(plan.path)
+    cache = default_cache()
+
+    def read_plan() -> Plan:
+        return provide_plan(config.path, config.max_batch, config.build, current_device(), cache)
 
     return TensorRTEngine(
         read_plan,
         max_batch=config.max_batch,
         slots=config.slots,
         pinned_limit_bytes=pinned_limit_bytes(),
+        cache=cache,
     )
 
 

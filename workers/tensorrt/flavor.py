@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 from collections import deque
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 from producer.errors import MissingExtra
@@ -12,6 +14,10 @@ from producer.errors import MissingExtra
 FlavorName = Literal["tensorrt", "tensorrt_lean", "tensorrt_rtx"]
 _ORDER: tuple[FlavorName, ...] = ("tensorrt", "tensorrt_lean", "tensorrt_rtx")
 _KEPT_ERRORS = 8
+#: TensorRT for RTX 1.4 crashes with two threads in it at once, even in engines of their own; its
+#: release notes for 1.3 promise "one network per thread" across GPUs only. So one lock for all.
+_RTX_CALLS = threading.RLock()
+_NO_LOCK: AbstractContextManager[None] = nullcontext()
 
 
 class Flavor(NamedTuple):
@@ -30,6 +36,11 @@ class Flavor(NamedTuple):
     def is_rtx(self) -> bool:
         """Whether this is TensorRT for RTX."""
         return self.name == "tensorrt_rtx"
+
+    @property
+    def calls(self) -> AbstractContextManager[Any]:
+        """What to hold around calls into the module that may come from several threads."""
+        return _RTX_CALLS if self.is_rtx else _NO_LOCK
 
 
 def find_flavor(wanted: str | None = None) -> Flavor:

@@ -5,25 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from producer.errors import EngineMismatch
-from workers.tensorrt.flavor import Flavor, make_logger
+from workers.tensorrt.flavor import Flavor
+from workers.tensorrt.loading import load_plan
 
 
-def inspect_plan(flavor: Flavor, data: bytes) -> dict[str, Any]:
-    """Facts of a plan, ready for JSON. Shapes have the batch axis first, -1 is dynamic.
+def inspect_plan(flavor: Flavor, data: bytes, where: str) -> dict[str, Any]:
+    """Facts of the plan `where`, ready for JSON. Shapes have the batch axis first, -1 is dynamic.
 
     Needs the GPU that the plan is for; raises EngineMismatch where it cannot be loaded.
     """
     trt = flavor.module
-    logger = make_logger(flavor)
-    runtime = trt.Runtime(logger)
-    engine = runtime.deserialize_cuda_engine(data)
-    if engine is None:
-        raise EngineMismatch(
-            f"{flavor.name} {flavor.version} cannot load the plan here "
-            f"({logger.last_errors() or 'no reason given'}): it needs the GPU and the version "
-            "that it was built for"
-        )
+    engine = load_plan(flavor, data, where).engine
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     inputs = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
     information = engine.create_engine_inspector().get_engine_information(

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import NamedTuple
 
 from producer.errors import EngineFailed
 from producer.spec import TensorSpec
 from workers.engines.base import Array, numpy_dtype
 from workers.tensorrt.bindings import Bindings, ProfileBounds
+from workers.tensorrt.context import PlanContext
 from workers.tensorrt.cuda import DeviceMemory, Driver, PinnedMemory, Stream
 from workers.tensorrt.memory import Budget, GrowingBuffer
+from workers.tensorrt.outputs import OutputAllocator
 from workers.tensorrt.profiles import Shape
+
+#: Names of the parts of a batch that `stage_ms` tells, in their order on the stream.
+STAGES = ("h2d", "execute", "d2h")
 
 
 class _Tensor:
@@ -29,7 +34,7 @@ class _Tensor:
 
     def allocate(self, shape: Shape) -> None:
         self.view(shape)
-        self.device.at_least(self.size_bytes(shape))
+        self.address(shape)
 
     def view(self, shape: Shape) -> Array:
         """Pinned memory as an array of `shape`."""
@@ -37,41 +42,43 @@ class _Tensor:
         memory = self.host.at_least(max(1, size))
         return memory.array[:size].view(self.dtype).reshape(shape)
 
-    def bind(self, context: Any, shape: Shape) -> tuple[int, Array]:
-        """Gives the context device memory for `shape`; its address, and the pinned array."""
-        address = self.device.at_least(self.size_bytes(shape)).address
-        context.set_tensor_address(self.spec.name, address)
-        return address, self.view(shape)
+    def address(self, shape: Shape) -> int:
+        """Device memory for `shape`."""
+        return self.device.at_least(self.size_bytes(shape)).address
 
     def close(self) -> None:
         self.host.close()
         self.device.close()
 
 
+class SlotParts(NamedTuple):
+    """What a slot gets from its engine: `new_context` makes a context, `new_allocator` one for an
+    output whose shape depends on the data, `context_made` is told after a context's first batch.
+    """
+
+    driver: Driver
+    bindings: Bindings
+    pinned: Budget
+    new_context: Callable[[ProfileBounds, int], PlanContext]
+    new_allocator: Callable[[GrowingBuffer[DeviceMemory]], OutputAllocator]
+    context_made: Callable[[], None]
+
+
 class TensorRTSlot:
     """A slot of a TensorRT engine. All of it belongs to the thread that called `activate`.
 
-    `new_context(profile)` makes an execution context for a profile; each profile gets one at its
-    first batch, so switching between them costs nothing.
+    Each profile gets a context of its own at its first batch, so that switching between them
+    costs nothing.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        bindings: Bindings,
-        max_batch: int,
-        new_context: Callable[[ProfileBounds, int], Any],
-        pinned: Budget,
-    ) -> None:
-        self._driver = driver
-        self._bindings = bindings
+    def __init__(self, parts: SlotParts, max_batch: int) -> None:
+        self._parts = parts
         self._max_batch = max_batch
-        self._new_context = new_context
-        self._pinned = pinned
         self._inputs: dict[str, _Tensor] = {}
         self._outputs: dict[str, _Tensor] = {}
+        self._allocators: dict[str, OutputAllocator] = {}
         self._row_shapes: dict[str, Shape] = {}
-        self._contexts: dict[int, Any] = {}
+        self._contexts: dict[int, PlanContext] = {}
         self._stream: Stream | None = None
         self._active = False
 
@@ -81,12 +88,12 @@ class TensorRTSlot:
         Dynamic row dimensions are left out; their buffers grow with the first batch. Raises
         OutOfDeviceMemory, ConfigError (pinned memory beyond its limit).
         """
-        self._driver.push()
+        driver, spec, pinned = self._parts.driver, self._parts.bindings.spec, self._parts.pinned
+        driver.push()
         self._active = True
-        self._stream = self._driver.stream()
-        spec = self._bindings.spec
-        self._inputs = {t.name: _Tensor(t, self._driver, self._pinned) for t in spec.inputs}
-        self._outputs = {t.name: _Tensor(t, self._driver, self._pinned) for t in spec.outputs}
+        self._stream = driver.stream()
+        self._inputs = {t.name: _Tensor(t, driver, pinned) for t in spec.inputs}
+        self._outputs = {t.name: _Tensor(t, driver, pinned) for t in spec.outputs}
         for tensor in (*self._inputs.values(), *self._outputs.values()):
             if None not in tensor.spec.shape:
                 row = tuple(size for size in tensor.spec.shape if size is not None)
@@ -96,6 +103,11 @@ class TensorRTSlot:
         """Pinned memory of input `name` as (rows, *row_shape); see Slot.input_buffer."""
         self._row_shapes[name] = row_shape
         return self._inputs[name].view((rows, *row_shape))
+
+    @property
+    def stage_ms(self) -> Mapping[str, float]:
+        """Device time in ms of each of STAGES in the last batch; see Slot.stage_ms."""
+        return {} if self._stream is None else dict(zip(STAGES, self._stream.lap_ms(), strict=True))
 
     def run(self, rows: int) -> Mapping[str, Array]:
         """Copies in, executes, copies out; returns views of pinned memory.
@@ -107,48 +119,69 @@ class TensorRTSlot:
         if stream is None:
             raise EngineFailed("the slot is not active: call activate in its thread")
         shapes = self._shapes(rows)
-        profile = self._bindings.profile_for(shapes)
+        profile = self._parts.bindings.profile_for(shapes)
         if profile is None:
             raise EngineFailed(
                 f"no optimization profile takes inputs of shapes {shapes}; the largest takes up "
-                f"to {self._bindings.profiles[-1].high}: build the engine with a wider profile"
+                f"to {self._parts.bindings.profiles[-1].high}: build the engine with a wider "
+                "profile"
             )
         context = self._contexts.get(profile.number)
+        is_new = context is None
         if context is None:
-            context = self._new_context(profile, stream.handle)
+            context = self._parts.new_context(profile, stream.handle)
             self._contexts[profile.number] = context
-        inputs = []
+        outputs = context.set_shapes(shapes)
+        late = [name for name, shape in outputs.items() if min(shape, default=0) < 0]
+        self._allocate_late(context, late, is_new)
+        addresses = {name: self._inputs[name].address(shape) for name, shape in shapes.items()}
+        for name, shape in outputs.items():
+            if name not in late:
+                addresses[name] = self._outputs[name].address(shape)
+        context.bind(addresses)
+        stream.mark(0)
         for name, shape in shapes.items():
-            if not context.set_input_shape(name, shape):
-                raise EngineFailed(f"TensorRT refused shape {shape} of input {name!r}")
-            inputs.append(self._inputs[name].bind(context, shape))
-        outputs = {
-            name: tensor.bind(context, _output_shape(context, name))
-            for name, tensor in self._outputs.items()
-        }
-        for address, source in inputs:
-            if source.nbytes:
-                stream.copy_in(address, source)
-        if not context.execute_async_v3(stream.handle):
+            self._copy_in(stream, name, shape, addresses[name])
+        stream.mark(1)
+        if not context.enqueue(stream.handle):
             # What was enqueued may still read the buffers.
             stream.wait()
-            raise EngineFailed(f"TensorRT could not run a batch of {rows} rows")
-        for address, target in outputs.values():
+            refused = next((a.failure for a in self._allocators.values() if a.failure), None)
+            raise refused or EngineFailed(f"TensorRT could not run a batch of {rows} rows")
+        stream.mark(2)
+        if late:
+            stream.wait()
+            outputs = {**outputs, **self._late_shapes(late)}
+        found = {}
+        for name, shape in outputs.items():
+            found[name] = target = self._outputs[name].view(shape)
             if target.nbytes:
-                stream.copy_out(target, address)
+                stream.copy_out(target, self._outputs[name].address(shape))
+        stream.mark(3)
         stream.wait()
-        return {name: target for name, (_, target) in outputs.items()}
+        if not late:
+            context.after_run(stream.handle)
+        if is_new:
+            self._parts.context_made()
+        return found
 
     def close(self) -> None:
         """Frees everything, in the slot's thread; a second call does nothing."""
         if not self._active:
             return
         self._active = False
-        self._contexts = {}
+        for context in self._contexts.values():
+            context.close()
+        self._contexts, self._allocators = {}, {}
         for tensor in (*self._inputs.values(), *self._outputs.values()):
             tensor.close()
         self._inputs, self._outputs, self._stream = {}, {}, None
-        self._driver.pop()
+        self._parts.driver.pop()
+
+    def _copy_in(self, stream: Stream, name: str, shape: Shape, address: int) -> None:
+        source = self._inputs[name].view(shape)
+        if source.nbytes:
+            stream.copy_in(address, source)
 
     def _shapes(self, rows: int) -> dict[str, Shape]:
         shapes = {}
@@ -159,12 +192,21 @@ class TensorRTSlot:
             shapes[name] = (rows, *row)
         return shapes
 
+    def _allocate_late(self, context: PlanContext, names: list[str], is_new: bool) -> None:
+        for name in names:
+            allocator = self._allocators.get(name)
+            if allocator is None:
+                allocator = self._parts.new_allocator(self._outputs[name].device)
+                self._allocators[name] = allocator
+            if is_new:
+                context.allocate_by(name, allocator)
+            allocator.begin()
 
-def _output_shape(context: Any, name: str) -> Shape:
-    shape = tuple(int(size) for size in context.get_tensor_shape(name))
-    if any(size < 0 for size in shape):
-        raise EngineFailed(
-            f"output {name!r} has shape {shape} that depends on the data; such models need "
-            "`engine: onnxruntime`"
-        )
-    return shape
+    def _late_shapes(self, names: list[str]) -> dict[str, Shape]:
+        shapes = {}
+        for name in names:
+            shape = self._allocators[name].shape
+            if shape is None:
+                raise EngineFailed(f"TensorRT did not tell the shape of output {name!r}")
+            shapes[name] = shape
+        return shapes
