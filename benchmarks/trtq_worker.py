@@ -60,14 +60,19 @@ class TrtqWorker:
 
 @contextmanager
 def trtq_worker(
-    url: str, folder: Path, model: dict[str, Any], bulk_root: Path | None = None
+    url: str,
+    folder: Path,
+    model: dict[str, Any],
+    bulk_root: Path | None = None,
+    device: str = "cpu",
+    ready_s: float = 60.0,
 ) -> Iterator[TrtqWorker]:
     """A worker that serves `model` (the fields of its YAML file) until the block ends."""
     models = folder / "models"
     models.mkdir(exist_ok=True)
     (models / f"{model['name']}.yaml").write_text(yaml.safe_dump(model))
     (plan,) = make_plans(
-        ["cpu"],
+        [device],
         redis_url=url,
         models=[models],
         bulk_roots=[bulk_root] if bulk_root else [],
@@ -77,6 +82,6 @@ def trtq_worker(
     connection = connect(url)
     with Service("trtq-worker", plan.command, folder, plan.env) as service:
         inbox = Inbox(Link(connection), model["name"])
-        service.wait_until(lambda: inbox.look().workers)
+        service.wait_until(lambda: inbox.look().workers, ready_s)
         yield TrtqWorker(service, connection)
     connection.close()

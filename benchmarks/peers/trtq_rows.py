@@ -15,12 +15,13 @@ from producer.ticket import Ticket
 
 _TIMEOUT_S = 30
 _ROWS = 4096
-_TOLERANCE = 1e-3
+_TOLERANCE = "1e-3"
 
 
 def main() -> None:
     url, model = os.environ["BENCH_REDIS_URL"], os.environ["BENCH_MODEL"]
     data, expected_path = os.environ["BENCH_DATA"], os.environ["BENCH_EXPECTED"]
+    tolerance = float(os.environ.get("BENCH_TOLERANCE", _TOLERANCE))
     rows = list(np.load(data, mmap_mode="r")[:_ROWS])
     expected = np.load(expected_path, mmap_mode="r")
     ends = [(row.item(0), row.item(-1)) for row in expected[: len(rows)]]
@@ -32,7 +33,7 @@ def main() -> None:
         def finish(i: int, ticket: Ticket) -> None:
             result = ticket.result(_TIMEOUT_S)
             first, last = ends[i]
-            if abs(result.item(0) - first) > _TOLERANCE or abs(result.item(-1) - last) > _TOLERANCE:
+            if abs(result.item(0) - first) > tolerance or abs(result.item(-1) - last) > tolerance:
                 raise WrongAnswer(f"row {i} was answered with another row's result")
 
         def bulk(output: str, window: int) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def main() -> None:
             summary = run_bulk(client, model, data, output, window=window, overwrite=True)
             took_s = time.perf_counter() - start
             cpu_s = time.process_time() - cpu_s
-            if summary.failed or not np.allclose(np.load(output), expected, atol=_TOLERANCE):
+            if summary.failed or not np.allclose(np.load(output), expected, atol=tolerance):
                 raise WrongAnswer(f"the bulk job's output differs ({summary.failed} rows failed)")
             return {
                 "per_s": summary.rows_per_s,
@@ -51,7 +52,7 @@ def main() -> None:
             }
 
         loops = Loops(submit, finish, requests=len(rows))
-        obey({"saturate": loops.saturate, "bulk": bulk})
+        obey({"saturate": loops.saturate, "serial": loops.serial, "bulk": bulk})
 
 
 if __name__ == "__main__":
