@@ -10,7 +10,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from producer.config import redact
-from producer.errors import ConfigError, RedisUnavailable
+from producer.errors import ConfigError, RedisFull, RedisUnavailable
 
 #: What a lost, refused or stalled connection raises, and a server that is loading or full.
 LINK_ERRORS = (
@@ -56,8 +56,18 @@ def named_errors(url: str) -> Iterator[None]:
         yield
     except redis.exceptions.AuthenticationError as failure:
         raise ConfigError(f"Redis at {redact(url)} refused the login: {failure}") from failure
+    except redis.exceptions.OutOfMemoryError as failure:
+        raise redis_full(failure) from failure
     except LINK_ERRORS as failure:
         raise RedisUnavailable(
             f"Redis at {redact(url)} does not answer ({failure}); "
             "start it (`trtq redis` runs an embedded one) or set TRTQ_REDIS_URL"
         ) from failure
+
+
+def redis_full(failure: Exception) -> RedisFull:
+    """The error of a command that a Redis at `maxmemory` refused."""
+    return RedisFull(
+        f"Redis is at its maxmemory and took nothing ({failure}); try later, add workers, or give "
+        "Redis more memory"
+    )

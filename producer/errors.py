@@ -136,6 +136,12 @@ class RedisUnavailable(Unavailable, ConnectionError):
     code = "redis_unavailable"
 
 
+class RedisFull(RedisUnavailable):
+    """Redis is at its `maxmemory` and takes no task; nothing of it was written."""
+
+    code = "redis_full"
+
+
 class QueueFull(Unavailable):
     """The model's queue is at its limit of rows or bytes."""
 

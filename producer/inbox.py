@@ -179,12 +179,7 @@ class Inbox:
 
     def ensure_groups(self) -> None:
         """Creates the streams and their consumer group where they are missing."""
-        for stream in self.keys.streams:
-            try:
-                self._link.client.xgroup_create(stream, GROUP, id="0", mkstream=True)
-            except redis.exceptions.ResponseError as failure:
-                if not str(failure).startswith("BUSYGROUP"):
-                    raise
+        self._link.script("groups", (self.keys.turns, *self.keys.streams), [GROUP])
 
     def reclaim(
         self, consumer: str, lease_ms: int, count: int, suspect_deliveries: int, suspects: bool
@@ -248,13 +243,7 @@ class Inbox:
 
     def attend(self, consumer: str, ttl_ms: int) -> None:
         """Marks a live worker of this model."""
-        pipe = self._link.client.pipeline()
-        seconds, micros = self._link.client.time()
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        pipe.zadd(self.keys.workers, {consumer: now_ms + ttl_ms})
-        pipe.zremrangebyscore(self.keys.workers, "-inf", now_ms)
-        pipe.pexpire(self.keys.workers, ttl_ms * 2)
-        pipe.execute()
+        self._link.script("attend", (self.keys.workers,), [consumer, ttl_ms])
 
     def absent(self, consumer: str) -> None:
         """Takes a worker that stops off the list, and its consumers where they hold nothing."""

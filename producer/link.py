@@ -47,9 +47,15 @@ class Link:
             known = self._scripts[name] = text, hashlib.sha1(text.encode()).hexdigest()
         text, digest = known
         try:
-            return self.call("EVALSHA", digest, len(script_keys), *script_keys, *args)
-        except redis.exceptions.NoScriptError:
-            return self.call("EVAL", text, len(script_keys), *script_keys, *args)
+            try:
+                return self.call("EVALSHA", digest, len(script_keys), *script_keys, *args)
+            except redis.exceptions.NoScriptError:
+                return self.call("EVAL", text, len(script_keys), *script_keys, *args)
+        except redis.exceptions.ResponseError as failure:
+            # Redis 6.2 wraps what a command in a script answers into a text of its own.
+            if "-OOM " in str(failure):
+                raise redis.exceptions.OutOfMemoryError(str(failure)) from failure
+            raise
 
     def _take(self) -> Any:
         try:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import redis
 
-from producer.connection import LINK_ERRORS
+from producer.connection import LINK_ERRORS, redis_full
 from producer.errors import QueueFull, RedisUnavailable, TrtqError
 from producer.inbox import Inbox
 from producer.link import Link
@@ -180,6 +180,9 @@ class Outbox:
             try:
                 _, ids = inbox.add(spec, priority, self._client, self._flush, tasks)
                 break
+            except redis.exceptions.OutOfMemoryError as failure:
+                # A refused script has written nothing, so each task may give up for itself.
+                return self._patient(letters, redis_full(failure))
             except LINK_ERRORS as failure:
                 if failures == 0:
                     log.warning("lost Redis while sending: %s", failure)
@@ -200,6 +203,17 @@ class Outbox:
                     self._take_back(inbox, letter)
             elif self._clock() >= letter.give_up_s or self._stop.is_set():
                 self._refuse(letter, _full(spec))
+            else:
+                again.append(letter)
+        return again
+
+    def _patient(self, letters: list[Letter], error: TrtqError) -> list[Letter]:
+        """Refuses those that have given up; returns those that may try again."""
+        now = self._clock()
+        again = []
+        for letter in letters:
+            if now >= letter.give_up_s or self._stop.is_set():
+                self._refuse(letter, error)
             else:
                 again.append(letter)
         return again

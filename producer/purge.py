@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import redis
 
 from producer import keys
@@ -18,7 +20,8 @@ def purge(connection: redis.Redis, model: str) -> int:
     Their tickets end with Cancelled. Raises InvalidInput for a name that is none, redis-py's
     errors.
     """
-    inbox = Inbox(Link(connection), model)
+    link = Link(connection)
+    inbox = Inbox(link, model)
     before = inbox.look()
     left = before.high + before.normal + before.low
     removed = 0
@@ -28,13 +31,13 @@ def purge(connection: redis.Redis, model: str) -> int:
         if not frames:
             break
         removed += len(frames)
-        _tell(connection, model, frames)
+        _tell(link, model, frames)
     return removed
 
 
-def _tell(connection: redis.Redis, model: str, frames: list[bytes]) -> None:
+def _tell(link: Link, model: str, frames: list[bytes]) -> None:
     replies: dict[str, bytearray] = {}
-    pipe = connection.pipeline()
+    stored: dict[str, tuple[bytes, int]] = {}
     for frame in frames:
         task_id = sender_of(frame)
         if task_id is None:
@@ -44,11 +47,13 @@ def _tell(connection: redis.Redis, model: str, frames: list[bytes]) -> None:
         replies.setdefault(client_of(task_id), bytearray()).extend(reply)
         store_s = _store_s(frame)
         if store_s:
-            pipe.set(keys.result(task_id), reply, ex=store_s)
-    for client, joined in replies.items():
-        pipe.xadd(keys.reply(client), {b"d": bytes(joined)})
-        pipe.expire(keys.reply(client), REPLY_TTL_S)
-    pipe.execute()
+            stored[keys.result(task_id)] = (reply, store_s)
+    # One script, which a Redis at maxmemory runs too.
+    args: list[Any] = [REPLY_TTL_S, len(replies), *(bytes(joined) for joined in replies.values())]
+    for reply, store_s in stored.values():
+        args += (reply, store_s)
+    script_keys = [keys.model_keys(model).turns, *map(keys.reply, replies), *stored]
+    link.script("tell", script_keys, args)
 
 
 def _store_s(frame: bytes) -> int:

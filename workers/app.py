@@ -35,6 +35,7 @@ def make_app() -> Celery:
     made = Celery("trtq", broker=url, backend=url)
     made.conf.update(
         accept_content=["json", "msgpack"],
+        broker_transport="workers.consumer:BellTransport",
         broker_connection_max_retries=None,
         broker_connection_retry=True,
         broker_connection_retry_on_startup=True,

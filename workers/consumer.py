@@ -3,13 +3,75 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery.worker.consumer import Consumer
+from kombu.transport import redis as redis_transport
+from kombu.transport import virtual
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 _EVENT_DELAY_S = 0.05
 
 log = logging.getLogger("trtq.consumer")
+
+
+class BellQoS(redis_transport.QoS):  # type: ignore[misc]
+    """Takes bells also from a Redis at maxmemory, which notes no unacknowledged message."""
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Notes a message that was taken; in Redis if it has room."""
+        try:
+            super().append(message, delivery_tag)
+        except OutOfMemoryError:
+            # Without turns the queues would never drain and Redis would stay full.
+            virtual.QoS.append(self, message, delivery_tag)
+
+    @contextmanager
+    def pipe_or_acquire(self, pipe: Any = None, client: Any = None) -> Iterator[Any]:
+        """A pipeline without MULTI, in which Redis 6.2 at maxmemory refuses every command."""
+        if pipe:
+            yield pipe
+        else:
+            with self.channel.conn_or_acquire(client) as connection:
+                yield connection.pipeline(transaction=False)
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> Any:
+        """Celery's sweep over old unacknowledged messages, which needs a lock in Redis."""
+        try:
+            return super().restore_visible(*args, **kwargs)
+        except OutOfMemoryError as failure:
+            log.debug("unacknowledged messages wait, Redis is at maxmemory: %s", failure)
+            return None
+
+
+class BellChannel(redis_transport.Channel):  # type: ignore[misc]
+    """A channel that works, without Celery's remote control, while Redis is at maxmemory."""
+
+    QoS = BellQoS
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: Any, queue: str) -> None:
+        try:
+            super()._queue_bind(exchange, routing_key, pattern, queue)
+        except ResponseError as failure:
+            # Redis 6.2 wraps what a command in a script answers into a text of its own.
+            if not isinstance(failure, OutOfMemoryError) and "-OOM " not in str(failure):
+                raise
+            log.warning("queue %s is not bound, Redis is at maxmemory: %s", queue, failure)
+
+    def _size(self, queue: str) -> int:
+        try:
+            return int(super()._size(queue))
+        except OutOfMemoryError:
+            # Asked in a MULTI, only to be told when a queue is declared.
+            return 0
+
+
+class BellTransport(redis_transport.Transport):  # type: ignore[misc]
+    """kombu's Redis transport for workers of models."""
+
+    Channel = BellChannel
 
 
 class SurvivingConsumer(Consumer):  # type: ignore[misc]

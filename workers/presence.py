@@ -15,6 +15,7 @@ from producer import keys
 from producer.connection import LINK_ERRORS, PASSING_ERRORS
 from producer.errors import ModelConflict
 from producer.inbox import Inbox
+from producer.link import Link
 from producer.spec import ModelSpec
 from workers.metrics import Counters
 
@@ -45,6 +46,7 @@ class Presence:
         on_death: Callable[[str], None],
     ) -> None:
         self._redis = connection
+        self._link = Link(connection)
         self._consumer = consumer
         self._facts = facts
         self._models = models
@@ -125,11 +127,11 @@ class Presence:
             "rows_per_s": round((total.rows - self._before.rows) / seconds, 1),
         }
         self._before, self._before_s = total, now_s
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.set(keys.worker(self._consumer), json.dumps(document), px=_ALIVE_MS)
+        args: list[Any] = [_ALIVE_MS, json.dumps(document)]
         for model in self._models:
-            pipe.hset(keys.MODELS, model.spec.name, _published(model.spec))
-        pipe.execute()
+            args += (model.spec.name, _published(model.spec))
+        turns = keys.model_keys(self._models[0].spec.name).turns
+        self._link.script("beat", (keys.worker(self._consumer), keys.MODELS, turns), args)
         for model in self._models:
             model.inbox.attend(self._consumer, _ALIVE_MS)
 

@@ -20,6 +20,12 @@ local function ring(bells, queue, message, now, bell_ttl_ms)
   redis.call('LPUSH', queue, (string.gsub(message, '@bell@', id)))
 end
 
+-- At `maxmemory` Redis refuses commands that may use memory, but only as a script's first write. This
+-- write frees memory, as Redis sees it, and changes nothing: scripts that let a queue drain begin with it.
+local function write_at_maxmemory(sorted_set)
+  redis.call('ZREMRANGEBYSCORE', sorted_set, '-inf', '-inf')
+end
+
 local function ensure_group(stream, group)
   if redis.call('EXISTS', stream) == 0 then
     redis.call('XGROUP', 'CREATE', stream, group, '0', 'MKSTREAM')

@@ -6,6 +6,7 @@
 local turns, cancelled = KEYS[2], KEYS[3]
 local group, consumer, lease_ms, count = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local now = now_ms()
+write_at_maxmemory(turns)
 if ARGV[5] == '1' then
   redis.call('ZPOPMIN', KEYS[1])
   redis.call('ZREMRANGEBYSCORE', turns, '-inf', now)

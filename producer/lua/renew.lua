@@ -2,6 +2,7 @@
 -- KEYS  turns, streams    ARGV  group, consumer, turn lease in ms, then stream index, id, ...
 -- Returns '<stream index>:<id>' of what is no longer ours: taken by another worker, or answered.
 local group, consumer, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+write_at_maxmemory(KEYS[1])
 redis.call('ZADD', KEYS[1], now_ms() + lease_ms, consumer)
 redis.call('PEXPIRE', KEYS[1], lease_ms * 2)
 local lost = {}
