@@ -55,6 +55,7 @@ class Presence:
         self._thread: threading.Thread | None = None
         self._before = Counters()
         self._before_s = 0.0
+        self._looped_s = 0.0
 
     def start(self) -> None:
         """Publishes once, then starts the thread.
@@ -72,6 +73,16 @@ class Presence:
     def alive(self) -> bool:
         """True while the thread lives."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def beat_age_s(self) -> float:
+        """Seconds since the last beat that Redis took; counted from the clock's zero before."""
+        return time.monotonic() - self._before_s
+
+    @property
+    def loop_age_s(self) -> float:
+        """Seconds since the thread last came round, with or without Redis."""
+        return time.monotonic() - max(self._looped_s, self._before_s)
 
     def close(self) -> None:
         """Stops the thread and takes this worker off the lists."""
@@ -100,6 +111,7 @@ class Presence:
     def _guarded(self) -> None:
         try:
             while not self._stop.wait(self._interval_s):
+                self._looped_s = time.monotonic()
                 try:
                     self._beat()
                     self._heal()
@@ -124,7 +136,6 @@ class Presence:
             "tasks_per_s": round((total.tasks - self._before.tasks) / seconds, 1),
             "rows_per_s": round((total.rows - self._before.rows) / seconds, 1),
         }
-        self._before, self._before_s = total, now_s
         pipe = self._redis.pipeline(transaction=False)
         pipe.set(keys.worker(self._consumer), json.dumps(document), px=_ALIVE_MS)
         for model in self._models:
@@ -132,6 +143,7 @@ class Presence:
         pipe.execute()
         for model in self._models:
             model.inbox.attend(self._consumer, _ALIVE_MS)
+        self._before, self._before_s = total, now_s
 
     def _heal(self) -> None:
         for model in self._models:
