@@ -75,6 +75,8 @@ class QueueState(NamedTuple):
     bells: int
     workers: int
     dead: int
+    #: Age of the oldest task by priority, most urgent first; 0 where there is none.
+    oldest_ages_ms: tuple[int, ...] = (0, 0, 0)
 
 
 class Inbox:
@@ -266,11 +268,24 @@ class Inbox:
         """The queue's state now."""
         _, now_ms, bells, turns, workers, rows, size, dead, *streams = self._look(0, heal=False)
         high, normal, low = streams[0::3]
-        oldest = [_milliseconds(entry_id) for entry_id in streams[2::3] if entry_id]
-        age_ms = max(0, now_ms - min(oldest)) if oldest else 0
+        ages_ms = tuple(
+            max(0, now_ms - _milliseconds(entry_id)) if entry_id else 0
+            for entry_id in streams[2::3]
+        )
         claimed = sum(streams[1::3])
         return QueueState(
-            high, normal, low, claimed, rows, size, age_ms, turns, bells, workers, dead
+            high,
+            normal,
+            low,
+            claimed,
+            rows,
+            size,
+            max(ages_ms),
+            turns,
+            bells,
+            workers,
+            dead,
+            ages_ms,
         )
 
     def heal(self, lease_ms: int) -> bool:

@@ -30,6 +30,11 @@ class Feed:
         return self._held_rows
 
     @property
+    def running(self) -> int:
+        """Slots that run a batch now."""
+        return self._running
+
+    @property
     def idle(self) -> bool:
         """True if nothing waits and nothing runs."""
         with self._changed:

@@ -26,6 +26,7 @@ from producer.wire import decode_task, encode_reply, sender_of
 from workers.batcher import Held, ShapeKey
 from workers.metrics import Counters
 from workers.rows import check_nan
+from workers.stages import QUEUE_WAIT, Stages
 
 
 class Admitted(NamedTuple):
@@ -42,6 +43,7 @@ class Intake:
         self,
         spec: ModelSpec,
         counters: Counters,
+        stages: Stages,
         clock: Callable[[], float],
         *,
         bulk_allowed: bool,
@@ -49,6 +51,7 @@ class Intake:
     ) -> None:
         self._spec = spec
         self._counters = counters
+        self._stages = stages
         self._clock = clock
         self._bulk_allowed = bulk_allowed
         self._max_deliveries = max_deliveries
@@ -65,6 +68,7 @@ class Intake:
         """Sorts entries into tasks to run and answers. Never raises for what an entry holds."""
         held: list[Held] = []
         settlements: list[Settlement] = []
+        waits_ms: list[int] = []
         now_ms = self._clock()
         for entry in entries:
             try:
@@ -73,6 +77,7 @@ class Intake:
                 settlements.append(self._unreadable(entry, failure))
                 continue
             waited_ms = redis_now_ms - int(entry.entry_id.partition(b"-")[0])
+            waits_ms.append(max(0, waited_ms))
             left_ms = task.ttl_ms - waited_ms if task.ttl_ms else float("inf")
             one = Held(entry, task, (), now_ms, now_ms + left_ms)
             try:
@@ -86,6 +91,7 @@ class Intake:
                 settlements.append(self.refused(one, failure))
                 continue
             held.append(one)
+        self._stages.observe_many(QUEUE_WAIT, waits_ms)
         return Admitted(held, settlements)
 
     def raise_cancelled(self, held: Held) -> None:
@@ -107,6 +113,7 @@ class Intake:
             dead = _dead_record(held.entry, failure)
         reply = Reply(held.task.task_id, error_code=failure.code, error_message=failure.message)
         self._counters.failed += 1
+        self._stages.failure(failure.code)
         return Settlement(
             held.entry,
             held.entry.rows,
@@ -130,6 +137,7 @@ class Intake:
     def _unreadable(self, entry: Entry, failure: TrtqError) -> Settlement:
         self._counters.corrupt += 1
         self._counters.failed += 1
+        self._stages.failure(failure.code)
         task_id = sender_of(entry.frame or b"")
         reply = b""
         if task_id is not None:

@@ -57,6 +57,7 @@ class Presence:
         self._thread: threading.Thread | None = None
         self._before = Counters()
         self._before_s = 0.0
+        self._looped_s = 0.0
 
     def start(self) -> None:
         """Publishes once, then starts the thread.
@@ -74,6 +75,16 @@ class Presence:
     def alive(self) -> bool:
         """True while the thread lives."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def beat_age_s(self) -> float:
+        """Seconds since the last beat that Redis took; counted from the clock's zero before."""
+        return time.monotonic() - self._before_s
+
+    @property
+    def loop_age_s(self) -> float:
+        """Seconds since the thread last came round, with or without Redis."""
+        return time.monotonic() - max(self._looped_s, self._before_s)
 
     def close(self) -> None:
         """Stops the thread and takes this worker off the lists."""
@@ -102,6 +113,7 @@ class Presence:
     def _guarded(self) -> None:
         try:
             while not self._stop.wait(self._interval_s):
+                self._looped_s = time.monotonic()
                 try:
                     self._beat()
                     self._heal()
@@ -126,7 +138,6 @@ class Presence:
             "tasks_per_s": round((total.tasks - self._before.tasks) / seconds, 1),
             "rows_per_s": round((total.rows - self._before.rows) / seconds, 1),
         }
-        self._before, self._before_s = total, now_s
         args: list[Any] = [_ALIVE_MS, json.dumps(document)]
         for model in self._models:
             args += (model.spec.name, _published(model.spec))
@@ -134,6 +145,7 @@ class Presence:
         self._link.script("beat", (keys.worker(self._consumer), keys.MODELS, turns), args)
         for model in self._models:
             model.inbox.attend(self._consumer, _ALIVE_MS)
+        self._before, self._before_s = total, now_s
 
     def _heal(self) -> None:
         for model in self._models:

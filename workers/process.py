@@ -20,6 +20,7 @@ from producer.config import ProducerSettings, redact
 from producer.errors import ConfigError, MissingExtra, TrtqError
 from producer.keys import INFER_QUEUE, bell_queue
 from workers.models import ModelConfig, load_models
+from workers.observe import Observer
 from workers.runtime import Runtime
 from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings
 
@@ -36,6 +37,7 @@ class WorkerProcess:
     def __init__(self) -> None:
         self._runtime: Runtime | None = None
         self._client: Client | None = None
+        self._observer: Observer | None = None
         self._configs: list[ModelConfig] = []
         self._settings: WorkerSettings | None = None
 
@@ -79,6 +81,8 @@ class WorkerProcess:
         queues = set(worker.app.amqp.queues.consume_from)
         served = [c for c in self._configs if bell_queue(c.name) in queues]
         try:
+            self._observer = Observer(self._settings, lambda: self._runtime)
+            self._observer.start()
             if served:
                 self._runtime = Runtime(
                     self._settings,
@@ -116,6 +120,9 @@ class WorkerProcess:
         if self._client is not None:
             self._client.close()
             self._client = None
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None
 
 
 def watch_signals(process: WorkerProcess) -> None:

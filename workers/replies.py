@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 import redis
@@ -12,6 +13,7 @@ import redis
 from producer.connection import LINK_ERRORS
 from producer.inbox import Inbox, Settlement
 from workers.metrics import Counters
+from workers.stages import REPLY, Stages
 
 log = logging.getLogger("trtq.replies")
 
@@ -32,11 +34,15 @@ class Replier:
         self,
         inbox: Inbox,
         counters: Counters,
+        stages: Stages,
         on_settled: Callable[[list[Settlement]], None],
         on_death: Callable[[str], None],
+        clock: Callable[[], float] = lambda: time.monotonic() * 1000,
     ) -> None:
         self._inbox = inbox
         self._counters = counters
+        self._stages = stages
+        self._clock = clock
         self._on_settled = on_settled
         self._on_death = on_death
         self._queue: queue.SimpleQueue[list[Settlement] | None] = queue.SimpleQueue()
@@ -120,6 +126,7 @@ class Replier:
         return collected
 
     def _send(self, settlements: list[Settlement]) -> bool:
+        started_ms = self._clock()
         try:
             answered, dropped = self._inbox.settle(settlements)
         except LINK_ERRORS as failure:
@@ -129,6 +136,7 @@ class Replier:
             # Never seen with our own scripts; the leases run out and the tasks are run again.
             log.exception("Redis refused %d answers", len(settlements))
             answered, dropped = 0, len(settlements)
+        self._stages.observe(REPLY, self._clock() - started_ms)
         self._counters.tasks += answered
         self._counters.dropped += dropped
         self._on_settled(settlements)

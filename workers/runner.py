@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -18,20 +18,29 @@ from workers.batcher import Held
 from workers.engines.base import Array, Engine, Slot
 from workers.files import RowFiles
 from workers.metrics import Counters
+from workers.stages import GATHER, HOLD, RUN, SCATTER, Stages
 
 log = logging.getLogger("trtq.runner")
 
 
 class BatchRunner:
-    """Runs batches of one model; used by all its slot threads at once."""
+    """Runs batches of one model; used by all its slot threads at once. `clock` gives ms."""
 
     def __init__(
-        self, engine: Engine, spec: ModelSpec, files: RowFiles, counters: Counters
+        self,
+        engine: Engine,
+        spec: ModelSpec,
+        files: RowFiles,
+        counters: Counters,
+        stages: Stages,
+        clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._spec = spec
         self._files = files
         self._counters = counters
+        self._stages = stages
+        self._clock = clock
 
     def run(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
         """One settlement per task. Raises nothing that a task or the engine may cause."""
@@ -42,15 +51,20 @@ class BatchRunner:
                 log.warning("a batch of %d tasks failed, each runs alone: %r", len(batch), failure)
                 return [done for held in batch for done in self.run(slot, [held])]
             return [self._run_by_row(slot, batch[0], failure)]
-        self._counters.batch(sum(held.rows for held in batch))
+        rows = sum(held.rows for held in batch)
+        self._counters.batch(rows)
+        self._stages.batch(rows)
         return settlements
 
     def _run_together(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
+        started_ms = self._clock()
         gathered = row_copies.gather(slot, batch, self._spec, self._files)
+        gathered_ms = self._clock()
         settlements = [self.failed(held, failure) for held, failure in gathered.failed]
         if not gathered.rows:
             return settlements
         outputs = self._engine.run(slot, gathered.rows)
+        ran_ms = self._clock()
         self._check(outputs, gathered.rows)
         bad = set(gathered.nan_rows)
         if self._spec.forbid_nan:
@@ -60,6 +74,11 @@ class BatchRunner:
         for held, first in gathered.placed:
             mine = sorted(row - first for row in bad if first <= row < first + held.rows)
             settlements.append(self._answered(held, outputs, cutter, first, mine))
+        observe = self._stages.observe
+        observe(HOLD, started_ms - min(held.arrived_ms for held in batch))
+        observe(GATHER, gathered_ms - started_ms)
+        observe(RUN, ran_ms - gathered_ms)
+        observe(SCATTER, self._clock() - ran_ms)
         return settlements
 
     def _check(self, outputs: Mapping[str, Array], rows: int) -> None:
@@ -152,6 +171,7 @@ class BatchRunner:
     def failed(self, held: Held, failure: TrtqError) -> Settlement:
         """The settlement of a task that ends with an error."""
         self._counters.failed += 1
+        self._stages.failure(failure.code)
         reply = Reply(held.task.task_id, error_code=failure.code, error_message=failure.message)
         return self._settle(held, reply)
 

@@ -49,6 +49,7 @@ class Runtime:
         self._stopping = threading.Event()
         self._turn = threading.Lock()
         self._presence: Presence | None = None
+        self._turned_ms: float | None = None
 
     def start(self) -> None:
         """Connects, loads and warms every model, then publishes them.
@@ -106,6 +107,7 @@ class Runtime:
                 return _summary(model, Counters(), 0.0)
             before, started_ms = served.counters.copy(), self._clock()
             served.turn(self._stopping.is_set, self._others_wait)
+            self._turned_ms = self._clock()
             return _summary(
                 model, served.counters.since(before), (self._clock() - started_ms) / 1000
             )
@@ -113,6 +115,32 @@ class Runtime:
     def request_stop(self) -> None:
         """Turns end soon: nothing more is claimed, what runs is finished and answered."""
         self._stopping.set()
+
+    @property
+    def stopping(self) -> bool:
+        """True once a stop was asked for."""
+        return self._stopping.is_set()
+
+    @property
+    def models(self) -> list[Served]:
+        """The models that are loaded and warm."""
+        return [served for served in list(self._models.values()) if hasattr(served, "executor")]
+
+    @property
+    def presence(self) -> Presence | None:
+        """The heartbeat; None until every model is warm."""
+        return self._presence
+
+    @property
+    def turn_age_s(self) -> float | None:
+        """Seconds since the last turn ended, 0 while one runs, None before the first."""
+        if self._turn.locked():
+            return 0.0
+        return None if self._turned_ms is None else (self._clock() - self._turned_ms) / 1000
+
+    def ping(self) -> None:
+        """Asks Redis for a sign of life; raises redis-py's errors."""
+        self._redis.ping()
 
     @property
     def healthy(self) -> bool:

@@ -17,6 +17,7 @@ from workers.models import ModelConfig
 from workers.replies import Replier
 from workers.runner import BatchRunner
 from workers.settings import WorkerSettings
+from workers.stages import Stages
 from workers.turn import Ledger, Turn, TurnLimits
 
 log = logging.getLogger("trtq.served")
@@ -39,6 +40,7 @@ class Served:
         self.config = config
         self.engine = engine
         self.counters = Counters()
+        self.stages = Stages()
         self.inbox = Inbox(link, config.name)
         self._consumer = consumer
         self._settings = settings
@@ -53,8 +55,12 @@ class Served:
         self.spec = config.model_spec(self.engine.spec, self.engine.capacity)
         self.ledger = Ledger()
         self.feed = Feed(self.spec.max_batch, config.max_delay_ms, self._clock)
-        runner = BatchRunner(self.engine, self.spec, self._files, self.counters)
-        self.replier = Replier(self.inbox, self.counters, self._settled, self._on_death)
+        runner = BatchRunner(
+            self.engine, self.spec, self._files, self.counters, self.stages, self._clock
+        )
+        self.replier = Replier(
+            self.inbox, self.counters, self.stages, self._settled, self._on_death, self._clock
+        )
         self.executor = Executor(
             self.engine,
             self.spec,
@@ -67,6 +73,7 @@ class Served:
         self.intake = Intake(
             self.spec,
             self.counters,
+            self.stages,
             self._clock,
             bulk_allowed=bool(settings.bulk_folders),
             max_deliveries=settings.max_deliveries,

@@ -36,6 +36,16 @@ def worker(
         int,
         typer.Option(min=0, help="Threads that serve the Celery task trtq.infer; 0: it is not."),
     ] = 8,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65535,
+            envvar="TRTQ_METRICS_PORT",
+            help="First port of /metrics, /healthz, /readyz and /drain, one for each process; "
+            "0: none.",
+        ),
+    ] = 0,
     loglevel: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     redis_url: RedisUrl = DEFAULT_URL,
 ) -> None:
@@ -59,7 +69,8 @@ def worker(
         infer_threads=infer_threads,
         loglevel=loglevel,
     )
-    raise typer.Exit(launch.launch(plans))
+    observe = importlib.import_module("workers.observe")
+    raise typer.Exit(launch.launch(observe.with_ports(plans, metrics_port)))
 
 
 def redis(
