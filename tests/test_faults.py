@@ -22,6 +22,7 @@ from producer.inbox import Inbox
 from producer.link import Link
 from tests.support import models as onnx_models
 from tests.support.processes import ROOT, start_worker, until
+from workers.process import EXIT_FATAL
 from workers.settings import EXIT_CONFIG
 
 WIDTH = 64
@@ -73,6 +74,20 @@ def test_a_lost_bell_is_healed(server: EmbeddedRedis, folder: Path) -> None:
         assert ticket.exception(20) is None
         assert "no bell and no turn" in worker.text
     assert worker.stop() == 0
+
+
+def test_a_lost_device_ends_the_process_and_hands_its_tasks_back(
+    server: EmbeddedRedis, folder: Path
+) -> None:
+    lost = start_worker(server.url, folder, name="lost", app="tests.support.dying_worker")
+    with Client(server.url) as client:
+        tickets = [client.submit("checksum", np.full(16, n, np.uint8)) for n in range(5)]
+        assert lost.process.wait(30) == EXIT_FATAL
+        assert "uncorrectable ECC error" in lost.text
+        other = start_worker(server.url, folder, name="other")
+        # Handed back, not waited for: the lease is longer than this.
+        assert [ticket.exception(5) for ticket in tickets] == [None] * 5
+    assert other.stop() == 0
 
 
 def test_a_killed_workers_tasks_are_answered_by_another(

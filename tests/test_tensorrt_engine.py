@@ -87,6 +87,25 @@ def test_the_smallest_profile_that_holds_the_batch(subject: Subject, slot: Tenso
     assert [context.profile for context in subject.module.plan.contexts] == [1, 0]
 
 
+def test_a_batch_is_filled_up_with_its_last_row(subject: Subject, slot: TensorRTSlot) -> None:
+    assert subject.engine.warm_sizes(16) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
+    subject.run(slot, rows(16))
+    found = subject.run(slot, rows(9))
+    np.testing.assert_array_equal(found, rows(9) * 2)
+    assert subject.driver.calls[-4:-1] == [
+        ("copy_in", (10, 4)),
+        ("execute", 0, (10, 4)),
+        ("copy_out", (10, 4)),
+    ]
+    np.testing.assert_array_equal(slot.input_buffer("x", 10, (4,))[9], rows(9)[8])
+
+
+def test_stage_times_of_the_last_batch(subject: Subject, slot: TensorRTSlot) -> None:
+    subject.run(slot, rows(2))
+    assert subject.driver.marks[-4:] == [0, 1, 2, 3]
+    assert dict(slot.stage_ms) == {"h2d": 1.0, "execute": 2.0, "d2h": 3.0}
+
+
 def test_nothing_is_allocated_after_the_first_batches(subject: Subject, slot: TensorRTSlot) -> None:
     subject.run(slot, rows(16))
     before = {kind: list(live) for kind, live in subject.driver.live.items()}

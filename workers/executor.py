@@ -13,9 +13,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from producer.errors import EngineFailed, TrtqError
+from producer.errors import DeviceLost, EngineFailed, TrtqError
 from producer.inbox import Settlement
 from producer.spec import ModelSpec
+from workers.batcher import Held
 from workers.engines.base import Engine, Slot
 from workers.feed import Feed
 from workers.runner import BatchRunner
@@ -53,7 +54,7 @@ class Executor:
         self._threads: list[threading.Thread] = []
 
     def start(self, timeout_s: float = 300.0) -> None:
-        """Makes the slots and runs each once at batch 1 and at the largest batch.
+        """Makes the slots and runs each at every batch size that the engine wants warmed.
 
         Raises what making or warming a slot raised.
         """
@@ -107,8 +108,7 @@ class Executor:
             while not self._stop.is_set():
                 batch = self._feed.take(_TAKE_MS)
                 if batch:
-                    settlements = self._runner.run(slot, batch)
-                    self._feed.finished()
+                    settlements = self._run(slot, batch)
                     self._deliver(settlements, self._feed.held_rows == 0)
         except BaseException as failure:
             log.exception("a slot of model %r died", self._spec.name)
@@ -117,13 +117,25 @@ class Executor:
         finally:
             slot.close()
 
+    def _run(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
+        try:
+            return self._runner.run(slot, batch)
+        except DeviceLost:
+            # Not the tasks' fault: they wait again, and the stopping turn hands them back.
+            self._feed.add(batch)
+            raise
+        finally:
+            self._feed.finished()
+
     def _warm(self, slot: Slot) -> None:
-        for rows in sorted({1, self._spec.max_batch}):
+        for rows in self._engine.warm_sizes(self._spec.max_batch):
             for tensor in self._spec.inputs:
                 shape = tuple(1 if size is None else size for size in tensor.shape)
                 slot.input_buffer(tensor.name, rows, shape)[...] = np.zeros((), tensor.dtype)
             try:
                 self._engine.run(slot, rows)
+            except DeviceLost:
+                raise
             except TrtqError as failure:
                 # Zeros may be no valid input of this model; real inputs will tell.
                 log.warning("warm-up of %r with %d rows: %s", self._spec.name, rows, failure)

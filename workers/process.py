@@ -88,7 +88,7 @@ class WorkerProcess:
                     self._settings,
                     worker.hostname,
                     served,
-                    on_fatal=_end_process,
+                    on_fatal=self._end,
                     others_wait=_others_wait,
                 )
                 self._runtime.start()
@@ -105,6 +105,23 @@ class WorkerProcess:
             log.critical("the worker cannot start: [%s] %s", failure.code, failure)
             self.close()
             sys.exit(EXIT_FATAL)
+
+    def _end(self, reason: str) -> None:
+        """A thread that the worker cannot do without has died: ends the process with EXIT_FATAL.
+
+        The supervisor starts a new one. Called in any thread.
+        """
+        log.critical("ending the worker: %s", reason)
+        self.request_stop()
+        # Celery ends with this code after a warm stop; `should_terminate` would end with 0.
+        state.should_stop = EXIT_FATAL
+        assert self._settings is not None
+        # A warm stop may hang on the very thing that failed.
+        last = threading.Timer(
+            self._settings.drain_grace_s + _ORPHAN_MARGIN_S, os._exit, (EXIT_FATAL,)
+        )
+        last.daemon = True
+        last.start()
 
     def request_stop(self) -> None:
         """The worker was asked to stop: turns end soon."""
@@ -171,12 +188,6 @@ def watch_supervisor(
 
 def _others_wait() -> bool:
     return len(state.reserved_requests) > len(state.active_requests)
-
-
-def _end_process(reason: str) -> None:
-    """A thread that the worker cannot do without has died: the supervisor starts a new process."""
-    log.critical("ending the worker: %s", reason)
-    state.should_terminate = EXIT_FATAL
 
 
 def _refuse(failure: Exception) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from producer import keys
-from producer.errors import EngineFailed, ForbiddenNaN, TrtqError
+from producer.errors import DeviceLost, EngineFailed, ForbiddenNaN, TrtqError
 from producer.inbox import Settlement
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, Reply, RowError, client_of
@@ -43,9 +43,11 @@ class BatchRunner:
         self._clock = clock
 
     def run(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
-        """One settlement per task. Raises nothing that a task or the engine may cause."""
+        """One settlement per task. Raises DeviceLost; other failures are the tasks' answers."""
         try:
             settlements = self._run_together(slot, batch)
+        except DeviceLost:
+            raise
         except Exception as failure:  # noqa: BLE001 - an engine or out of memory raises anything
             if len(batch) > 1:
                 log.warning("a batch of %d tasks failed, each runs alone: %r", len(batch), failure)
@@ -65,6 +67,8 @@ class BatchRunner:
             return settlements
         outputs = self._engine.run(slot, gathered.rows)
         ran_ms = self._clock()
+        for stage, took_ms in slot.stage_ms.items():
+            self._stages.observe(stage, took_ms)
         self._check(outputs, gathered.rows)
         bad = set(gathered.nan_rows)
         if self._spec.forbid_nan:
@@ -140,6 +144,8 @@ class BatchRunner:
                     gathered.nan_rows or any(row_copies.nan_rows(a) for a in outputs.values())
                 ):
                     raise ForbiddenNaN(f"model {self._spec.name!r} forbids NaN")
+            except DeviceLost:
+                raise
             except Exception as row_failure:  # noqa: BLE001 - as in `run`
                 row_error = self._named(row_failure)
                 errors.append(RowError(row, row_error.code, row_error.message))

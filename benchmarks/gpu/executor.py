@@ -14,6 +14,7 @@ from workers.feed import Feed
 from workers.files import RowFiles
 from workers.metrics import Counters
 from workers.runner import BatchRunner
+from workers.stages import Stages
 
 _WARM_S = 0.3
 _END_S = 30.0
@@ -43,7 +44,7 @@ def executor_rate(
         now_s = time.perf_counter()
         done.extend((now_s, len(settlement.reply)) for settlement in settlements)
 
-    runner = BatchRunner(engine, spec, RowFiles([]), Counters())
+    runner = BatchRunner(engine, spec, RowFiles([]), Counters(), Stages(), clock)
     executor = Executor(engine, spec, feed, runner, slots, deliver, deaths.append)
     executor.start()
     shape = (batch, *subject.row)

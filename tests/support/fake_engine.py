@@ -47,6 +47,11 @@ class FakeSlot:
         self.shapes[name] = row_shape
         return self.inputs[name].array(rows, row_shape)
 
+    @property
+    def stage_ms(self) -> dict[str, float]:
+        """No device."""
+        return {}
+
     def close(self) -> None:
         """Ends the slot."""
         self.check()
@@ -100,6 +105,10 @@ class FakeEngine:
     def capacity(self) -> int | None:
         """`limit`."""
         return self.limit
+
+    def warm_sizes(self, max_batch: int) -> list[int]:
+        """As the ONNX engine."""
+        return sorted({1, max_batch})
 
     def make_slot(self) -> FakeSlot:
         """A new slot, also appended to `slots`."""

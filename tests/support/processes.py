@@ -72,11 +72,12 @@ def start_worker(
     concurrency: int = 1,
     log: Path | None = None,
     wait: bool = True,
+    app: str = "workers.app",
     **env: str,
 ) -> WorkerHandle:
     """Starts `celery -A workers.app worker`; `env` adds TRTQ_ variables, lower case without it."""
     variables = {f"TRTQ_{key.upper()}": value for key, value in env.items()}
-    command = [sys.executable, "-m", "celery", "-A", "workers.app", "worker", "-n", f"{name}@%h"]
+    command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", f"{name}@%h"]
     command += ["-P", "threads", "-c", str(concurrency), "--without-gossip", "--without-mingle"]
     command += ["--loglevel", "info"] + (["-Q", queues] if queues else [])
     log = log or models / f"worker-{name}-{time.monotonic_ns()}.log"

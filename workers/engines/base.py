@@ -7,7 +7,7 @@ Life cycle: `__init__` stores, `load` reads the model and allocates what all slo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -37,6 +37,10 @@ class Slot(Protocol):
         It is the slot's own memory, grown when needed and never shrunk; its content is undefined.
         """
 
+    @property
+    def stage_ms(self) -> Mapping[str, float]:
+        """Device time in ms of the last run's "h2d", "execute" and "d2h"; empty if unknown."""
+
     def close(self) -> None:
         """Free the slot's memory. Runs in the slot's thread."""
 
@@ -54,6 +58,9 @@ class Engine(Protocol):
     @property
     def capacity(self) -> int | None:
         """Most rows that one run takes, or None when the model itself sets no limit."""
+
+    def warm_sizes(self, max_batch: int) -> Sequence[int]:
+        """Batch sizes, up to `max_batch`, that a slot should run before it serves."""
 
     def make_slot(self) -> Slot:
         """A new slot; raises EngineFailed when its memory cannot be had."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,11 @@ class OnnxRuntimeSlot:
         """The slot's memory for input `name`, as (rows, *row_shape); see Slot.input_buffer."""
         self._row_shapes[name] = row_shape
         return self._inputs[name].array(rows, row_shape)
+
+    @property
+    def stage_ms(self) -> Mapping[str, float]:
+        """Nothing is copied to a device."""
+        return {}
 
     def bind(self, rows: int) -> Any:
         """The binding, for a run of the first `rows` rows; raises EngineFailed if one lacks."""
@@ -175,6 +180,10 @@ class OnnxRuntimeEngine:
     def capacity(self) -> int | None:
         """1 for a model exported with a batch axis of one, else None: no limit."""
         return self._capacity
+
+    def warm_sizes(self, max_batch: int) -> Sequence[int]:
+        """The smallest and the largest: memory is allocated then."""
+        return sorted({1, max_batch})
 
     def make_slot(self) -> OnnxRuntimeSlot:
         """A slot with buffers for `max_batch` rows. Raises EngineFailed without memory for it."""

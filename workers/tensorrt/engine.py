@@ -21,6 +21,7 @@ from workers.tensorrt.kernels import KernelCache
 from workers.tensorrt.loading import Loaded, load_plan
 from workers.tensorrt.memory import Budget
 from workers.tensorrt.outputs import OutputAllocator
+from workers.tensorrt.padding import padded_sizes
 from workers.tensorrt.provide import Plan, provide_plan
 from workers.tensorrt.slot import SlotParts, TensorRTSlot
 
@@ -107,6 +108,10 @@ class TensorRTEngine:
         """Pinned memory that all slots hold now."""
         return self._pinned.taken_bytes
 
+    def warm_sizes(self, max_batch: int) -> list[int]:
+        """The sizes that batches are filled up to: kernels and graphs are made for each."""
+        return padded_sizes(max_batch) if self._graphs else sorted({1, max_batch})
+
     def make_slot(self) -> TensorRTSlot:
         """A slot; it allocates in `activate`, which its own thread calls."""
         assert self._flavor is not None
@@ -119,7 +124,8 @@ class TensorRTEngine:
             lambda buffer: OutputAllocator(module, buffer),
             self._keep_kernels,
         )
-        return TensorRTSlot(parts, min(self._max_batch, bindings.max_batch))
+        rows = min(self._max_batch, bindings.max_batch)
+        return TensorRTSlot(parts, rows, padded_sizes(rows) if self._graphs else ())
 
     def run(self, slot: TensorRTSlot, rows: int) -> Mapping[str, Array]:
         """Runs `rows` rows of the slot's inputs; see Engine.run."""

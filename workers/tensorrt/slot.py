@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from producer.errors import EngineFailed
@@ -14,6 +14,7 @@ from workers.tensorrt.context import PlanContext
 from workers.tensorrt.cuda import DeviceMemory, Driver, PinnedMemory, Stream
 from workers.tensorrt.memory import Budget, GrowingBuffer
 from workers.tensorrt.outputs import OutputAllocator
+from workers.tensorrt.padding import padded
 from workers.tensorrt.profiles import Shape
 
 #: Names of the parts of a batch that `stage_ms` tells, in their order on the stream.
@@ -68,12 +69,14 @@ class TensorRTSlot:
     """A slot of a TensorRT engine. All of it belongs to the thread that called `activate`.
 
     Each profile gets a context of its own at its first batch, so that switching between them
-    costs nothing.
+    costs nothing. A batch is filled up to the next of `sizes` with copies of its last row, whose
+    outputs nobody sees.
     """
 
-    def __init__(self, parts: SlotParts, max_batch: int) -> None:
+    def __init__(self, parts: SlotParts, max_batch: int, sizes: Sequence[int] = ()) -> None:
         self._parts = parts
         self._max_batch = max_batch
+        self._sizes = sizes
         self._inputs: dict[str, _Tensor] = {}
         self._outputs: dict[str, _Tensor] = {}
         self._allocators: dict[str, OutputAllocator] = {}
@@ -119,6 +122,9 @@ class TensorRTSlot:
         if stream is None:
             raise EngineFailed("the slot is not active: call activate in its thread")
         shapes = self._shapes(rows)
+        size = padded(rows, self._sizes)
+        if size > rows:
+            shapes = self._fill_up(rows, size)
         profile = self._parts.bindings.profile_for(shapes)
         if profile is None:
             raise EngineFailed(
@@ -163,7 +169,7 @@ class TensorRTSlot:
             context.after_run(stream.handle)
         if is_new:
             self._parts.context_made()
-        return found
+        return found if size == rows else {name: array[:rows] for name, array in found.items()}
 
     def close(self) -> None:
         """Frees everything, in the slot's thread; a second call does nothing."""
@@ -177,6 +183,19 @@ class TensorRTSlot:
             tensor.close()
         self._inputs, self._outputs, self._stream = {}, {}, None
         self._parts.driver.pop()
+
+    def _fill_up(self, rows: int, size: int) -> dict[str, Shape]:
+        shapes = {}
+        for name, tensor in self._inputs.items():
+            row = self._row_shapes[name]
+            shapes[name] = (size, *row)
+            last = tensor.view((rows, *row))[rows - 1].copy()
+            if tensor.host.size_bytes < tensor.size_bytes(shapes[name]):
+                # Growing would lose the rows: dynamic shapes only, the others hold any batch.
+                kept = tensor.view((rows, *row)).copy()
+                tensor.view(shapes[name])[:rows] = kept
+            tensor.view(shapes[name])[rows:] = last
+        return shapes
 
     def _copy_in(self, stream: Stream, name: str, shape: Shape, address: int) -> None:
         source = self._inputs[name].view(shape)
