@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-gpu check bench clean
 
 $(VENV)/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,9 @@ demo: $(VENV)/.made
 
 test: $(VENV)/.made
 	$(BIN)/python -m pytest --cov=producer --cov=workers --cov-report=term:skip-covered --cov-fail-under=90
+
+test-gpu: $(VENV)/.made
+	$(BIN)/python -m pytest -v tests/gpu
 
 check: $(VENV)/.made
 	$(BIN)/ruff check .

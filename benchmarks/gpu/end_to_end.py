@@ -32,7 +32,7 @@ def end_to_end(
         "engine": "tensorrt",
         "path": str(subject.path),
         "max_batch": _BATCH,
-        "slots": 3,
+        "slots": 4,
         "queue_max_bytes": 2 << 30,
         "build": {
             "profiles": [{"min_batch": 1, "opt_batch": b, "max_batch": b} for b in (32, _BATCH)]
