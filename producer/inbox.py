@@ -6,6 +6,7 @@ may be called again after an error without adding or answering anything twice.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from producer.bell import bell_message
 from producer.keys import GROUP, PRIORITIES
 from producer.link import Link
 from producer.spec import ModelSpec
+
+log = logging.getLogger("trtq.inbox")
 
 #: A bell older than this counts as lost. It costs that much time, never a task.
 BELL_TTL_MS = 1000
@@ -161,7 +164,7 @@ class Inbox:
             [GROUP, consumer, TURN_LEASE_MS, count, int(enter)],
         )
         now_ms, marks, *groups = answer
-        cancelled = frozenset(_mark(mark) for mark in marks)
+        cancelled = frozenset(found for mark in marks if (found := _known_mark(mark)))
         entries = [_entry(order[place], raw) for place, raws in groups for raw in raws]
         return Claim(now_ms, cancelled, entries)
 
@@ -333,6 +336,15 @@ def _count(text: bytes) -> int:
 def _mark(mark: bytes) -> tuple[int, bytes]:
     stream, _, entry_id = mark.partition(b":")
     return int(stream), entry_id
+
+
+def _known_mark(mark: bytes) -> tuple[int, bytes] | None:
+    """None for what no client of ours wrote: one bad member must not end every claim."""
+    try:
+        return _mark(mark)
+    except ValueError:
+        log.warning("a cancellation mark is not readable: %r", mark[:64])
+        return None
 
 
 def _milliseconds(entry_id: bytes) -> int:

@@ -213,6 +213,16 @@ def test_released_entries_come_back_at_once_uncounted(inbox: Inbox, add: Adder) 
     assert inbox.release("w", [again], 10_000) == 0
 
 
+def test_a_cancellation_mark_that_is_none_stops_no_claim(
+    inbox: Inbox, add: Adder, connection: redis.Redis
+) -> None:
+    _, (entry_id,) = add([b"a"])
+    connection.zadd(inbox.keys.cancelled, {b"no mark": 1e15, b"1:" + (entry_id or b""): 1e15})
+    claim = inbox.claim("w", 5)
+    assert [entry.frame for entry in claim.entries] == [b"a"]
+    assert claim.cancelled == {(1, entry_id)}
+
+
 def test_cancel_before_and_after_the_claim(inbox: Inbox, add: Adder) -> None:
     _, ids = add([b"a", b"b"])
     first, second = ids
