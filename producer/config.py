@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit, urlunsplit
+import re
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_QUERY_PASSWORD = re.compile(r"([?&]password=)[^&]*", re.IGNORECASE)
 
 
 class ProducerSettings(BaseSettings):
@@ -13,7 +15,7 @@ class ProducerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TRTQ_", frozen=True, extra="ignore")
 
-    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_url: str = Field(default="redis://127.0.0.1:6379/0", repr=False)
     #: A task without a deadline of its own gets this one; nothing waits for ever.
     default_deadline_s: float = Field(default=600.0, gt=0)
     #: How long `submit` may wait for room in a full queue when it names no timeout.
@@ -29,9 +31,14 @@ class ProducerSettings(BaseSettings):
 
 
 def redact(url: str) -> str:
-    """The URL with its password replaced, fit for logs and messages."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+    """The URL with its passwords replaced, fit for logs and messages.
+
+    All between the user's name and the last @ counts as password: one that holds `/`, `?` or `@`
+    unescaped makes a wrong URL, which is then printed.
+    """
+    scheme, mark, rest = url.partition("://")
+    login, at, place = rest.rpartition("@")
+    if ":" in login:
+        login = f"{login.partition(':')[0]}:***"
+    shown = _QUERY_PASSWORD.sub(r"\1***", place)
+    return f"{scheme}{mark}{login}{at}{shown}"
