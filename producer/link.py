@@ -52,8 +52,7 @@ class Link:
             except redis.exceptions.NoScriptError:
                 return self.call("EVAL", text, len(script_keys), *script_keys, *args)
         except redis.exceptions.ResponseError as failure:
-            # Redis 6.2 wraps what a command in a script answers into a text of its own.
-            if "-OOM " in str(failure):
+            if is_out_of_memory(failure):
                 raise redis.exceptions.OutOfMemoryError(str(failure)) from failure
             raise
 
@@ -72,3 +71,9 @@ class Link:
                 broken = self._idle.pop()
             except IndexError:
                 return
+
+
+def is_out_of_memory(failure: redis.exceptions.ResponseError) -> bool:
+    """True if Redis refused for its maxmemory, in a command or in a script's command."""
+    # Redis 6.2 wraps what a command in a script answers into a text of its own.
+    return isinstance(failure, redis.exceptions.OutOfMemoryError) or "-OOM " in str(failure)

@@ -12,6 +12,8 @@ from kombu.transport import redis as redis_transport
 from kombu.transport import virtual
 from redis.exceptions import OutOfMemoryError, ResponseError
 
+from producer.link import is_out_of_memory
+
 _EVENT_DELAY_S = 0.05
 
 log = logging.getLogger("trtq.consumer")
@@ -55,8 +57,7 @@ class BellChannel(redis_transport.Channel):  # type: ignore[misc]
         try:
             super()._queue_bind(exchange, routing_key, pattern, queue)
         except ResponseError as failure:
-            # Redis 6.2 wraps what a command in a script answers into a text of its own.
-            if not isinstance(failure, OutOfMemoryError) and "-OOM " not in str(failure):
+            if not is_out_of_memory(failure):
                 raise
             log.warning("queue %s is not bound, Redis is at maxmemory: %s", queue, failure)
 

@@ -142,16 +142,6 @@ class Runtime:
         """Asks Redis for a sign of life; raises redis-py's errors."""
         self._redis.ping()
 
-    @property
-    def healthy(self) -> bool:
-        """True while every thread of this process lives."""
-        presence = self._presence
-        return (
-            presence is not None
-            and presence.alive
-            and all(m.executor.alive and m.replier.alive for m in self._models.values())
-        )
-
     def close(self) -> bool:
         """Ends the turn, stops and frees everything; False if the turn outlived its grace."""
         self.request_stop()

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from workers.engines.base import DEVICE_STAGES
+
 #: Upper bounds of the buckets of every duration, in ms; a last bucket takes what is longer.
 MS_BOUNDS = (
     *(0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0),
@@ -25,11 +27,8 @@ RUN = "run"
 SCATTER = "scatter"
 #: One settle: answers, acknowledgements and deletions of one or more batches.
 REPLY = "reply"
-#: Within `run`, from engines that measure them.
-H2D = "h2d"
-EXECUTE = "execute"
-D2H = "d2h"
-STAGES = (QUEUE_WAIT, HOLD, GATHER, RUN, H2D, EXECUTE, D2H, SCATTER, REPLY)
+#: DEVICE_STAGES are within `run`, from engines that measure them.
+STAGES = (QUEUE_WAIT, HOLD, GATHER, RUN, *DEVICE_STAGES, SCATTER, REPLY)
 
 
 class HistogramState(NamedTuple):

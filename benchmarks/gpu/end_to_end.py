@@ -15,6 +15,7 @@ from benchmarks.gpu.subject import Subject
 from benchmarks.processes import Driver
 from benchmarks.trtq_worker import trtq_worker
 from producer.embedded import EmbeddedRedis
+from workers.gpu import gpu_reader
 
 _BATCH = 128
 _DISTINCT = 2048
@@ -110,21 +111,16 @@ def _submit(drivers: list[Driver], seconds: float) -> dict[str, Any]:
 
 
 @contextmanager
-def _utilization() -> Iterator[list[int]]:
+def _utilization() -> Iterator[list[float]]:
     """GPU utilization in percent, as NVML tells it, ten times a second while the block runs."""
-    import pynvml
-
-    samples: list[int] = []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield samples
-        return
-    handle, stop = pynvml.nvmlDeviceGetHandleByIndex(0), threading.Event()
+    samples: list[float] = []
+    reader, stop = gpu_reader("0"), threading.Event()
 
     def sample() -> None:
-        while not stop.wait(0.1):
-            samples.append(int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu))
+        while reader is not None and not stop.wait(0.1):
+            state = reader.read()
+            if state is not None and state.utilization_ratio is not None:
+                samples.append(100 * state.utilization_ratio)
 
     thread = threading.Thread(target=sample, name="bench-nvml", daemon=True)
     thread.start()
@@ -133,4 +129,5 @@ def _utilization() -> Iterator[list[int]]:
     finally:
         stop.set()
         thread.join(5)
-        pynvml.nvmlShutdown()
+        if reader is not None:
+            reader.close()

@@ -17,6 +17,9 @@ from producer.spec import TensorSpec
 
 Array: TypeAlias = npt.NDArray[Any]
 
+#: Parts of a batch on a device, in their order on the stream.
+DEVICE_STAGES = ("h2d", "execute", "d2h")
+
 
 class EngineSpec(NamedTuple):
     """What the loaded model itself says. Row shapes have no batch axis; None is dynamic."""
@@ -39,7 +42,7 @@ class Slot(Protocol):
 
     @property
     def stage_ms(self) -> Mapping[str, float]:
-        """Device time in ms of the last run's "h2d", "execute" and "d2h"; empty if unknown."""
+        """Device time in ms of each of DEVICE_STAGES in the last run; empty if unknown."""
 
     def close(self) -> None:
         """Free the slot's memory. Runs in the slot's thread."""

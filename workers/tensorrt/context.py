@@ -39,6 +39,7 @@ class PlanContext:
         self._capture = capture
         self._shapes: tuple[Shape, ...] = ()
         self._addresses: dict[str, int] = {}
+        self._allocators: dict[str, OutputAllocator] = {}
         self._output_shapes: OrderedDict[tuple[Shape, ...], dict[str, Shape]] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()
         self._graphs: OrderedDict[_Key, Any] = OrderedDict()
@@ -77,10 +78,16 @@ class PlanContext:
         self._addresses = dict(addresses)
 
     def allocate_by(self, name: str, allocator: OutputAllocator) -> None:
-        """Lets `allocator` give output `name` its memory once its shape is known."""
+        """Lets `allocator` give output `name` its memory once its shape is known.
+
+        A second call with the same allocator does nothing. Raises EngineFailed.
+        """
+        if self._allocators.get(name) is allocator:
+            return
         with self._calls:
             if not self._context.set_output_allocator(name, allocator.native):
                 raise EngineFailed(f"TensorRT refused an output allocator for {name!r}")
+        self._allocators[name] = allocator
 
     def enqueue(self, stream: int) -> bool:
         """Puts the batch on the stream; False where TensorRT refuses."""

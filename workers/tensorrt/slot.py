@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from producer.errors import EngineFailed
 from producer.spec import TensorSpec
-from workers.engines.base import Array, numpy_dtype
+from workers.engines.base import DEVICE_STAGES, Array, numpy_dtype
 from workers.tensorrt.bindings import Bindings, ProfileBounds
 from workers.tensorrt.context import PlanContext
 from workers.tensorrt.cuda import DeviceMemory, Driver, PinnedMemory, Stream
@@ -16,9 +16,6 @@ from workers.tensorrt.memory import Budget, GrowingBuffer
 from workers.tensorrt.outputs import OutputAllocator
 from workers.tensorrt.padding import padded
 from workers.tensorrt.profiles import Shape
-
-#: Names of the parts of a batch that `stage_ms` tells, in their order on the stream.
-STAGES = ("h2d", "execute", "d2h")
 
 
 class _Tensor:
@@ -109,8 +106,10 @@ class TensorRTSlot:
 
     @property
     def stage_ms(self) -> Mapping[str, float]:
-        """Device time in ms of each of STAGES in the last batch; see Slot.stage_ms."""
-        return {} if self._stream is None else dict(zip(STAGES, self._stream.lap_ms(), strict=True))
+        """Device time in ms of each of DEVICE_STAGES in the last batch; see Slot.stage_ms."""
+        if self._stream is None:
+            return {}
+        return dict(zip(DEVICE_STAGES, self._stream.lap_ms(), strict=True))
 
     def run(self, rows: int) -> Mapping[str, Array]:
         """Copies in, executes, copies out; returns views of pinned memory.
@@ -139,7 +138,7 @@ class TensorRTSlot:
             self._contexts[profile.number] = context
         outputs = context.set_shapes(shapes)
         late = [name for name, shape in outputs.items() if min(shape, default=0) < 0]
-        self._allocate_late(context, late, is_new)
+        self._allocate_late(context, late)
         addresses = {name: self._inputs[name].address(shape) for name, shape in shapes.items()}
         for name, shape in outputs.items():
             if name not in late:
@@ -189,12 +188,15 @@ class TensorRTSlot:
         for name, tensor in self._inputs.items():
             row = self._row_shapes[name]
             shapes[name] = (size, *row)
-            last = tensor.view((rows, *row))[rows - 1].copy()
-            if tensor.host.size_bytes < tensor.size_bytes(shapes[name]):
+            held = tensor.view((rows, *row))
+            grows = tensor.host.size_bytes < tensor.size_bytes(shapes[name])
+            if grows:
                 # Growing would lose the rows: dynamic shapes only, the others hold any batch.
-                kept = tensor.view((rows, *row)).copy()
-                tensor.view(shapes[name])[:rows] = kept
-            tensor.view(shapes[name])[rows:] = last
+                held = held.copy()
+            filled = tensor.view(shapes[name])
+            if grows:
+                filled[:rows] = held
+            filled[rows:] = held[rows - 1]
         return shapes
 
     def _copy_in(self, stream: Stream, name: str, shape: Shape, address: int) -> None:
@@ -211,14 +213,13 @@ class TensorRTSlot:
             shapes[name] = (rows, *row)
         return shapes
 
-    def _allocate_late(self, context: PlanContext, names: list[str], is_new: bool) -> None:
+    def _allocate_late(self, context: PlanContext, names: list[str]) -> None:
         for name in names:
             allocator = self._allocators.get(name)
             if allocator is None:
                 allocator = self._parts.new_allocator(self._outputs[name].device)
                 self._allocators[name] = allocator
-            if is_new:
-                context.allocate_by(name, allocator)
+            context.allocate_by(name, allocator)
             allocator.begin()
 
     def _late_shapes(self, names: list[str]) -> dict[str, Shape]:
