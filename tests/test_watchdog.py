@@ -265,7 +265,7 @@ def served(
 
     def make(engine: FakeEngine, on_fatal: Callable[[str], None], **config: object) -> Runtime:
         onnx_models.write_config(tmp_path, "fake", **config)
-        monkeypatch.setattr(runtime_module, "make_engine", lambda config: engine)
+        monkeypatch.setattr(runtime_module, "make_engine", lambda config, **_: engine)
         settings = WorkerSettings(redis_url=redis_url, models=str(tmp_path), lease_ms=300_000)
         runtime = Runtime(settings, "t", load_models([tmp_path]), on_fatal, lambda: False)
         opened.append(runtime)
