@@ -66,6 +66,7 @@ def trtq_worker(
     bulk_root: Path | None = None,
     device: str = "cpu",
     ready_s: float = 60.0,
+    metrics_port: int = 0,
 ) -> Iterator[TrtqWorker]:
     """A worker that serves `model` (the fields of its YAML file) until the block ends."""
     models = folder / "models"
@@ -80,7 +81,8 @@ def trtq_worker(
         loglevel="warning",
     )
     connection = connect(url)
-    with Service("trtq-worker", plan.command, folder, plan.env) as service:
+    env = {**plan.env, "TRTQ_METRICS_PORT": str(metrics_port)}
+    with Service("trtq-worker", plan.command, folder, env) as service:
         inbox = Inbox(Link(connection), model["name"])
         service.wait_until(lambda: inbox.look().workers, ready_s)
         yield TrtqWorker(service, connection)
