@@ -91,7 +91,8 @@ class Served:
         """Runs one turn."""
         settings, cover_rows = self._settings, self.spec.cover_rows
         limits = TurnLimits(
-            held_rows=max(self.spec.max_batch * 2, self.spec.max_rows_per_task),
+            # A batch for every slot: they may all come at once.
+            held_rows=self.spec.max_batch * max(2, self.config.slots),
             unanswered_rows=4 * cover_rows,
             lease_ms=settings.lease_ms,
             linger_ms=settings.linger_ms,

@@ -159,7 +159,8 @@ class Turn:
             self._expire()
             room = self._room()
             if room <= 0:
-                if self._feed.wait_below(max(1, limits.held_rows // 2), _SLICE_MS):
+                few = self._feed.wait_at_most(limits.held_rows // 2, _SLICE_MS)
+                if few and self._ledger.rows >= limits.unanswered_rows:
                     # Few are held, so what fills the ledger are answers on their way to Redis.
                     self._replier.wait_sent(_SLICE_MS)
                 quiet_since_ms = self._clock()

@@ -59,7 +59,7 @@ def executor_rate(
                 now_ms = clock()
                 feed.add([Held(entry, task, key, now_ms, now_ms + 1e9) for _ in range(ahead)])
                 sent += ahead
-            feed.wait_below(ahead * batch, 20)
+            feed.wait_at_most(ahead * batch - 1, 20)
         feed.wait_idle(_END_S * 1000)
     finally:
         executor.close()
