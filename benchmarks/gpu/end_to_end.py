@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks.gpu.subject import Subject
 from benchmarks.processes import Driver
@@ -41,7 +43,8 @@ def end_to_end(
         },
     }
     with ExitStack() as stack:
-        url = stack.enter_context(EmbeddedRedis()).url
+        server = stack.enter_context(EmbeddedRedis())
+        url = server.url
         port = free_port()
         worker = stack.enter_context(
             trtq_worker(
@@ -73,10 +76,13 @@ def end_to_end(
             ("submit", lambda: _submit(drivers, seconds)),
         ):
             before, cpu_s = worker.totals(), worker.service.cpu_s()
+            redis_s, started_s = _cpu_s(server), time.perf_counter()
             stages.start()
             with _utilization() as samples:
                 answer = run()
             cpu_s = worker.service.cpu_s() - cpu_s
+            took_s = time.perf_counter() - started_s
+            answer["redis_busy_ratio"] = (_cpu_s(server) - redis_s) / took_s
             after = worker.totals(before.rows + answer["rows"])
             answer["worker_cpu_us_per_row"] = 1e6 * cpu_s / answer["rows"]
             answer["mean_batch"] = (after.rows - before.rows) / (after.batches - before.batches)
@@ -84,6 +90,11 @@ def end_to_end(
             answer["gpu_percent"] = float(np.mean(samples)) if samples else None
             found[name] = answer
         return found
+
+
+def _cpu_s(server: EmbeddedRedis) -> float:
+    times = psutil.Process(server.pid).cpu_times()
+    return times.user + times.system
 
 
 def _write(subject: Subject, data: Path, expected: Path, images: int) -> float:
