@@ -15,6 +15,7 @@ import redis
 
 from producer import keys
 from producer.bell import bell_message
+from producer.connection import LINK_ERRORS
 from producer.keys import GROUP, PRIORITIES
 from producer.link import Link
 from producer.spec import ModelSpec
@@ -32,6 +33,8 @@ SEEN_S = 120
 #: Replies wait this long for a client that is gone or away.
 REPLY_TTL_S = 600
 DEAD_LIMIT = 1000
+#: Claims of more bytes are read by a command of their own: the script would copy each three times.
+SCRIPT_BYTES = 64 << 10
 
 
 class Entry(NamedTuple):
@@ -161,12 +164,27 @@ class Inbox:
         answer = self._link.script(
             "claim",
             (k.bells, k.turns, k.cancelled, k.load, *(k.streams[i] for i in order)),
-            [GROUP, consumer, TURN_LEASE_MS, count, int(enter)],
+            [GROUP, consumer, TURN_LEASE_MS, count, int(enter), SCRIPT_BYTES],
         )
         now_ms, marks, *groups = answer
         cancelled = frozenset(found for mark in marks if (found := _known_mark(mark)))
-        entries = [_entry(order[place], raw) for place, raws in groups for raw in raws]
+        entries: list[Entry] = []
+        for place, found in groups:
+            if isinstance(found, int):
+                entries += self._read(consumer, order[place], found)
+            else:
+                entries += [_entry(order[place], raw) for raw in found]
         return Claim(now_ms, cancelled, entries)
+
+    def _read(self, consumer: str, stream: int, count: int) -> list[Entry]:
+        command = ("XREADGROUP", "GROUP", GROUP, consumer, "COUNT", count)
+        try:
+            answer = self._link.call(*command, "STREAMS", self.keys.streams[stream], ">")
+        except LINK_ERRORS as failure:
+            # What came before is claimed already and must be run.
+            log.warning("large tasks of model %r were not read: %s", self.model, failure)
+            return []
+        return [_entry(stream, raw) for _, raws in answer or () for raw in raws]
 
     def wait(self, consumer: str, count: int, block_ms: int) -> list[Entry]:
         """Claims up to `count` entries of each stream, waiting up to `block_ms` for the first."""

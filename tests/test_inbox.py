@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from producer import keys
-from producer.inbox import BELL_TTL_MS, TURN_LEASE_MS, Entry, Inbox, Settlement
+from producer.inbox import BELL_TTL_MS, SCRIPT_BYTES, TURN_LEASE_MS, Entry, Inbox, Settlement
 from producer.link import Link
 from producer.task import Reply
 from producer.wire import decode_replies, encode_reply
@@ -33,12 +33,17 @@ class Adder:
     def __init__(self, inbox: Inbox) -> None:
         self.inbox = inbox
         self.flush = 0
+        self.spec = SPEC
+
+    def allow(self, **limits: int) -> None:
+        """Other limits for what follows."""
+        self.spec = SPEC.model_copy(update=limits)
 
     def __call__(
         self, frames: Sequence[bytes], priority: int = 1, rows: int = 1
     ) -> tuple[bool, list[bytes | None]]:
         self.flush += 1
-        return self.inbox.add(SPEC, priority, "c", self.flush, [(rows, f) for f in frames])
+        return self.inbox.add(self.spec, priority, "c", self.flush, [(rows, f) for f in frames])
 
 
 @pytest.fixture
@@ -102,6 +107,30 @@ def test_a_lost_bell_is_healed_when_it_is_old(
     assert inbox.heal(1000) is True
     assert inbox.heal(1000) is False
     assert BELL_TTL_MS <= 1000
+
+
+def test_large_tasks_are_claimed_in_the_same_order_as_small_ones(inbox: Inbox, add: Adder) -> None:
+    def frame(mark: bytes) -> bytes:
+        return mark * SCRIPT_BYTES
+
+    add.allow(queue_max_bytes=100 * SCRIPT_BYTES)
+    add([frame(b"l"), frame(b"m")], priority=2)
+    add([frame(b"n")], priority=1)
+    add([frame(b"h"), frame(b"i"), frame(b"j")], priority=0)
+    firsts = [
+        [entry.frame[:1] for entry in inbox.claim("w", count, first).entries if entry.frame]
+        for count, first in ((2, 0), (1, 2), (9, 0), (9, 0))
+    ]
+    assert firsts == [[b"h", b"i"], [b"l"], [b"j", b"n", b"m"], []]
+    assert inbox.look().claimed == 6
+
+
+def test_a_few_large_tasks_are_claimed_by_rows_too(inbox: Inbox, add: Adder) -> None:
+    add.allow(queue_max_bytes=100 * SCRIPT_BYTES, queue_max_rows=100)
+    for _ in range(4):
+        add([b"x" * SCRIPT_BYTES], rows=8)
+    assert [entry.rows for entry in inbox.claim("w", 16).entries] == [8, 8]
+    assert len(inbox.enter("w", 64).entries) == 2
 
 
 def redis_ms(connection: redis.Redis) -> int:
