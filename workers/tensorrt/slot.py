@@ -79,6 +79,8 @@ class TensorRTSlot:
         self._allocators: dict[str, OutputAllocator] = {}
         self._row_shapes: dict[str, Shape] = {}
         self._contexts: dict[int, PlanContext] = {}
+        self._shapes_before: tuple[Shape, ...] = ()
+        self._profile: ProfileBounds | None = None
         self._stream: Stream | None = None
         self._active = False
 
@@ -124,7 +126,7 @@ class TensorRTSlot:
         size = padded(rows, self._sizes)
         if size > rows:
             shapes = self._fill_up(rows, size)
-        profile = self._parts.bindings.profile_for(shapes)
+        profile = self._profile_for(shapes)
         if profile is None:
             raise EngineFailed(
                 f"no optimization profile takes inputs of shapes {shapes}; the largest takes up "
@@ -182,6 +184,13 @@ class TensorRTSlot:
             tensor.close()
         self._inputs, self._outputs, self._stream = {}, {}, None
         self._parts.driver.pop()
+
+    def _profile_for(self, shapes: dict[str, Shape]) -> ProfileBounds | None:
+        wanted = tuple(shapes.values())
+        if wanted != self._shapes_before:
+            self._profile = self._parts.bindings.profile_for(shapes)
+            self._shapes_before = wanted
+        return self._profile
 
     def _fill_up(self, rows: int, size: int) -> dict[str, Shape]:
         shapes = {}
