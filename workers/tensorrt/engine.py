@@ -89,7 +89,7 @@ class TensorRTEngine:
             self._check_memory(where)
             if flavor.is_rtx and self._cache is not None:
                 self._kernels = KernelCache(self._cache, plan.key)
-            if self._graphs and not flavor.is_rtx:
+            if self._graphs:
                 self._capture = find_capture()
         log.info("%s loaded by %s %s", where, flavor.name, flavor.version)
 
@@ -163,7 +163,11 @@ class TensorRTEngine:
         engine = self._plan.engine
         if flavor.is_rtx:
             options = engine.create_runtime_config()
-            if self._graphs:
+            if self._capture is not None:
+                # A graph keeps the kernels that it was captured with: they must be the final ones.
+                eager = flavor.module.DynamicShapesKernelSpecializationStrategy.EAGER
+                options.dynamic_shapes_kernel_specialization_strategy = eager
+            elif self._graphs:
                 strategy = flavor.module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
                 options.cuda_graph_strategy = strategy
             if self._kernels is not None:
