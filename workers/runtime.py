@@ -65,7 +65,7 @@ class Runtime:
             for config in self._configs:
                 served = Served(
                     config,
-                    make_engine(config),
+                    make_engine(config, settings.allowed_hook_modules),
                     link,
                     self.consumer,
                     settings,

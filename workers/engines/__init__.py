@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from workers.engines.base import Engine
@@ -13,11 +14,28 @@ if TYPE_CHECKING:
 _TENSORRT = "workers.tensorrt.engine"
 
 
-def make_engine(config: ModelConfig) -> Engine:
-    """The engine that `config` asks for, not yet loaded.
+def make_engine(config: ModelConfig, hook_modules: Sequence[str] = ()) -> Engine:
+    """The engine that `config` asks for, with its hooks around it, not yet loaded.
 
-    A missing package is `load`'s to report, as MissingExtra.
+    Hooks are imported from `hook_modules` only. A missing package is `load`'s to report, as
+    MissingExtra; so is a hook that is not allowed or cannot be imported, as ConfigError.
     """
+    engine = _engine(config)
+    if config.preprocess is None and config.postprocess is None:
+        return engine
+    from workers.engines.hooks import HookedEngine
+
+    return HookedEngine(
+        engine,
+        config.name,
+        config.preprocess,
+        config.postprocess,
+        allowed=hook_modules,
+        max_batch=config.max_batch,
+    )
+
+
+def _engine(config: ModelConfig) -> Engine:
     if config.engine == "onnxruntime":
         from workers.engines.onnxruntime import OnnxRuntimeEngine
 
