@@ -17,9 +17,10 @@ from producer.spec import TensorSpec
 from tests.engine_contract import EngineContract, Subject
 from tests.support import models
 from tests.support.fake_engine import FakeEngine
+from tests.support.hooks import copy_inputs, same_outputs
 from workers.engines import make_engine
 from workers.engines.base import Array
-from workers.engines.hook_options import PostprocessOptions, PreprocessOptions
+from workers.engines.hook_functions import Hook
 from workers.engines.hooks import HookedEngine
 from workers.engines.host_buffer import ALIGNMENT_BYTES, HostBuffer
 from workers.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSlot
@@ -98,29 +99,19 @@ class TestContract(EngineContract):
 def through_hooks(make: Callable[[Path], Subject], path: Path, hooks: str) -> Subject:
     """The same engine behind hooks that change nothing: `hooks` names which of the two."""
     subject = make(path)
-    x = [None if make is dynamic_subject else size for size in subject.row_shape]
-    y = subject.expected(np.zeros((1, *subject.row_shape), subject.dtype))
-    preprocess = PreprocessOptions.model_validate(
-        {
-            "function": "tests.support.hooks:copy_inputs",
-            "inputs": [{"name": subject.x_name, "dtype": subject.dtype, "shape": x}],
-        }
-    )
-    postprocess = PostprocessOptions.model_validate(
-        {
-            "function": "tests.support.hooks:same_outputs",
-            "outputs": [
-                {"name": n, "dtype": a.dtype.name, "shape": x and [*x[: a.ndim - 1]]}
-                for n, a in y.items()
-            ],
-        }
-    )
+    x = tuple(None if make is dynamic_subject else size for size in subject.row_shape)
+    sent = TensorSpec(name=subject.x_name, dtype=subject.dtype, shape=x)
+    got = [
+        TensorSpec(name=name, dtype=array.dtype.name, shape=x[: array.ndim - 1])
+        for name, array in subject.expected(
+            np.zeros((1, *subject.row_shape), subject.dtype)
+        ).items()
+    ]
     subject.engine = HookedEngine(
         subject.engine,
         "m",
-        preprocess if "preprocess" in hooks else None,
-        postprocess if "postprocess" in hooks else None,
-        allowed=["tests.support"],
+        Hook("preprocess", copy_inputs, (sent,)) if "preprocess" in hooks else None,
+        Hook("postprocess", same_outputs, tuple(got)) if "postprocess" in hooks else None,
         max_batch=8,
     )
     return subject

@@ -21,13 +21,6 @@ def same_outputs(outputs: Mapping[str, Array]) -> Mapping[str, Array]:
     return outputs
 
 
-def double_inputs(inputs: Mapping[str, Array], into: InputBuffers) -> None:
-    """Twice what clients send."""
-    for name, array in inputs.items():
-        into[name][...] = array
-        into[name] *= 2
-
-
 async def later(outputs: Mapping[str, Array]) -> Mapping[str, Array]:
     """No plain function."""
     return outputs

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from workers.engines.base import Engine
+from workers.engines.base import POSTPROCESS, PREPROCESS, Engine
 
 if TYPE_CHECKING:
     from workers.models import ModelConfig
@@ -15,22 +15,24 @@ _TENSORRT = "workers.tensorrt.engine"
 
 
 def make_engine(config: ModelConfig, hook_modules: Sequence[str] = ()) -> Engine:
-    """The engine that `config` asks for, with its hooks around it, not yet loaded.
+    """The engine that `config` asks for, not yet loaded, with the model's hooks around it.
 
-    Hooks are imported from `hook_modules` only. A missing package is `load`'s to report, as
-    MissingExtra; so is a hook that is not allowed or cannot be imported, as ConfigError.
+    A missing package is `load`'s to report, as MissingExtra. Raises ConfigError for a hook that
+    cannot be imported, or lies in none of `hook_modules`.
     """
     engine = _engine(config)
-    if config.preprocess is None and config.postprocess is None:
+    before, after = config.preprocess, config.postprocess
+    if before is None and after is None:
         return engine
+    from workers.engines.hook_functions import load_hook
     from workers.engines.hooks import HookedEngine
 
+    name = config.name
     return HookedEngine(
         engine,
-        config.name,
-        config.preprocess,
-        config.postprocess,
-        allowed=hook_modules,
+        name,
+        None if before is None else load_hook(name, PREPROCESS, before, hook_modules),
+        None if after is None else load_hook(name, POSTPROCESS, after, hook_modules),
         max_batch=config.max_batch,
     )
 

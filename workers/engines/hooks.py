@@ -24,8 +24,7 @@ from workers.engines.base import (
     Slot,
     numpy_dtype,
 )
-from workers.engines.hook_functions import HookFunction
-from workers.engines.hook_options import PostprocessOptions, PreprocessOptions
+from workers.engines.hook_functions import Hook
 from workers.engines.host_buffer import HostBuffer
 
 
@@ -37,9 +36,7 @@ class InputBuffers(Mapping[str, Array]):
     Where rows have dynamic axes, that or `buffer` must come first: they tell the shape.
     """
 
-    def __init__(
-        self, hook: HookFunction, slot: Slot, inputs: Sequence[TensorSpec], rows: int
-    ) -> None:
+    def __init__(self, hook: Hook, slot: Slot, inputs: Sequence[TensorSpec], rows: int) -> None:
         self.rows = rows
         self._hook = hook
         self._slot = slot
@@ -168,51 +165,31 @@ class HookedSlot:
 
 
 class HookedEngine:
-    """`engine` as clients see it through the hooks of `model`; at least one of them is given.
+    """`engine` as clients of `model` see it through at least one hook.
 
-    The hooks are imported in `load`, from `allowed` modules only. `max_batch` is the number of
-    rows for which slots allocate at first. `clock` gives ms.
+    `max_batch` is the number of rows for which slots allocate at first. `clock` gives ms.
     """
 
     def __init__(
         self,
         engine: Engine,
         model: str,
-        preprocess: PreprocessOptions | None,
-        postprocess: PostprocessOptions | None,
+        preprocess: Hook | None,
+        postprocess: Hook | None,
         *,
-        allowed: Sequence[str],
         max_batch: int,
         clock: Callable[[], float] = lambda: time.perf_counter() * 1000,
     ) -> None:
         self._engine = engine
         self._model = model
-        self._allowed = allowed
+        self._preprocess = preprocess
+        self._postprocess = postprocess
         self._max_batch = max_batch
         self._clock = clock
         self._open = False
-        self._preprocess: HookFunction | None = None
-        self._postprocess: HookFunction | None = None
-        self._inputs: tuple[TensorSpec, ...] | None = None
-        self._outputs: tuple[TensorSpec, ...] | None = None
-        if preprocess is not None:
-            self._inputs = preprocess.spec
-            self._preprocess = HookFunction(
-                model, PREPROCESS, preprocess.function, ("inputs", "into")
-            )
-        if postprocess is not None:
-            self._outputs = postprocess.spec
-            self._postprocess = HookFunction(model, POSTPROCESS, postprocess.function, ("outputs",))
 
     def load(self) -> None:
-        """Imports the hooks, then loads the engine.
-
-        Raises ConfigError for a module that is not allowed or a function that cannot be used, and
-        what the engine raises.
-        """
-        for hook in (self._preprocess, self._postprocess):
-            if hook is not None:
-                hook.load(self._allowed)
+        """Loads the engine; see Engine.load."""
         self._engine.load()
         self._open = True
 
@@ -220,7 +197,11 @@ class HookedEngine:
     def spec(self) -> EngineSpec:
         """The inputs of preprocess and the outputs of postprocess; the engine's where none is."""
         inner = self._engine.spec
-        return EngineSpec(self._inputs or inner.inputs, self._outputs or inner.outputs)
+        before, after = self._preprocess, self._postprocess
+        return EngineSpec(
+            inner.inputs if before is None else before.tensors,
+            inner.outputs if after is None else after.tensors,
+        )
 
     @property
     def capacity(self) -> int | None:
@@ -240,9 +221,10 @@ class HookedEngine:
         """A slot, with memory for `max_batch` rows of what clients send; see Engine.make_slot."""
         capacity = self.capacity
         rows = self._max_batch if capacity is None else min(self._max_batch, capacity)
-        buffers = {t.name: HostBuffer(numpy_dtype(t.dtype)) for t in self._inputs or ()}
+        sent = () if self._preprocess is None else self._preprocess.tensors
+        buffers = {tensor.name: HostBuffer(numpy_dtype(tensor.dtype)) for tensor in sent}
         try:
-            for tensor in self._inputs or ():
+            for tensor in sent:
                 if None not in tensor.shape:
                     row = tuple(size for size in tensor.shape if size is not None)
                     buffers[tensor.name].array(rows, row)
@@ -275,9 +257,9 @@ class HookedEngine:
             into.check_complete()
             slot.hook_ms[PREPROCESS] = self._clock() - started_ms
         outputs = self._engine.run(slot.inner, rows)
-        if self._postprocess is not None and self._outputs is not None:
+        if self._postprocess is not None:
             started_ms = self._clock()
-            outputs = _checked(self._postprocess, self._postprocess(outputs), self._outputs, rows)
+            outputs = _checked(self._postprocess, self._postprocess(outputs), rows)
             slot.hook_ms[POSTPROCESS] = self._clock() - started_ms
         return outputs
 
@@ -287,17 +269,15 @@ class HookedEngine:
         self._engine.close()
 
 
-def _checked(
-    hook: HookFunction, found: Any, outputs: Sequence[TensorSpec], rows: int
-) -> dict[str, Array]:
-    """What postprocess returned, in the order of `outputs`; raises HookFailed where it differs."""
-    names = [tensor.name for tensor in outputs]
+def _checked(hook: Hook, found: Any, rows: int) -> dict[str, Array]:
+    """What postprocess returned, in the configured order; raises HookFailed where it differs."""
+    names = [tensor.name for tensor in hook.tensors]
     if not isinstance(found, Mapping):
         raise hook.failed(f"returned a {type(found).__name__}, not a dict with outputs {names}")
     if set(found) != set(names):
         raise hook.failed(f"returned outputs {sorted(map(str, found))}, not {sorted(names)}")
     arrays = {}
-    for tensor in outputs:
+    for tensor in hook.tensors:
         value = found[tensor.name]
         if not isinstance(value, np.ndarray):
             raise hook.failed(
