@@ -146,6 +146,10 @@ def test_memory_for_a_whole_batch_is_there_from_the_start() -> None:
     slot = hooked(fake(), eighths, total).make_slot()
     one, four = (slot.input_buffer("eighths", rows, (2,)).ctypes.data for rows in (1, 4))
     assert one == four
+    wide = [TensorSpec(name="eighths", dtype="uint8", shape=(1000,))]
+    slot = hooked(fake(limit=2), eighths, sent=wide).make_slot()
+    one, two, four = (slot.input_buffer("eighths", n, (1000,)).ctypes.data for n in (1, 2, 4))
+    assert one == two != four
     huge = [TensorSpec(name="eighths", dtype="uint8", shape=(1 << 60,))]
     with pytest.raises(EngineFailed, match="no memory for 4 rows"):
         hooked(fake(), eighths, sent=huge).make_slot()
@@ -193,7 +197,11 @@ WRONG_PREPROCESS: list[tuple[str, Preprocess, str]] = [
     ("list", use(lambda into: into.__setitem__("x", [[1, 2]])), "to list; it must be an array"),
     ("rows", use(lambda into: into.__setitem__("x", np.zeros((3, 2)))), r"to \(3, 2\).*of 1 rows"),
     ("shape", use(lambda into: into.__setitem__("x", np.zeros((1, 3)))), r"asked for.*\(3,\)"),
-    ("complex", use(lambda into: into.__setitem__("x", np.zeros((1, 2), "c8"))), "complex64"),
+    (
+        "complex",
+        use(lambda into: into.__setitem__("x", np.zeros((1, 2), "c8"))),
+        "to an array of complex64",
+    ),
 ]
 
 
@@ -219,8 +227,50 @@ def test_a_wrong_preprocess_is_named_and_the_slot_goes_on(function: Preprocess, 
     assert engine.run(slot, 1)["total"].tolist() == [32]
 
 
-def test_reading_an_input_of_any_length_before_its_shape_is_known() -> None:
+def test_no_hook_runs_for_a_batch_that_the_engine_cannot_take() -> None:
+    ran: list[int] = []
+    engine = hooked(fake(limit=2), use(lambda into: ran.append(into.rows)))
+    slot = engine.make_slot()
+    slot.activate()
+    slot.input_buffer("eighths", 3, (2,))[...] = 8
+    for rows in (0, 3):
+        with pytest.raises(EngineFailed, match=f"model 'm' runs 1 to 2 rows, not {rows}"):
+            engine.run(slot, rows)
+    engine.close()
+    with pytest.raises(EngineFailed, match="model 'm' is not loaded"):
+        engine.run(slot, 1)
+    assert not ran
+
+
+def test_work_in_place_copies_nothing() -> None:
+    asked: list[str] = []
+
+    def double(inputs: Mapping[str, Array], into: InputBuffers) -> None:
+        into["x"][...] = inputs["eighths"]
+        into["x"] *= 2
+
+    inner = fake()
+    engine = hooked(inner, double)
+    slot = engine.make_slot()
+    slot.activate()
+    original = slot.inner.input_buffer
+
+    def counted(name: str, rows: int, row_shape: tuple[int, ...]) -> Array:
+        asked.append(name)
+        return original(name, rows, row_shape)
+
+    slot.inner.input_buffer = counted  # type: ignore[method-assign]
+    slot.input_buffer("eighths", 1, (2,))[...] = 8
+    assert engine.run(slot, 1)["y"].tolist() == [[256, 256]]
+    assert asked == ["x"]
+
+
+def test_an_input_of_any_length_without_a_shape_that_fits() -> None:
     x = TensorSpec(name="x", dtype="float32", shape=(None,))
+    for shape in ((-2,), (2, 2), ()):
+        engine = hooked(fake(x), use(lambda into, shape=shape: into.buffer("x", shape)))
+        with pytest.raises(HookFailed, match=r"asked for rows of shape .* takes \(any\)"):
+            run(engine, [[1, 2]])
     engine = hooked(fake(x), use(lambda into: into["x"]))
     with pytest.raises(HookFailed, match=r"dynamic axes \(any\).*into\.buffer\('x', row_shape\)"):
         run(engine, [[1, 2]])
@@ -305,6 +355,10 @@ def test_stage_times() -> None:
     slot.input_buffer("eighths", 1, (2,))[...] = 8
     engine.run(slot, 1)
     assert slot.stage_ms == {"preprocess": 1.0, "postprocess": 1.0}
+    slot.close()
+    with pytest.raises(EngineFailed, match="'eighths' was not given 1 rows"):
+        engine.run(slot, 1)
+    assert slot.stage_ms == {}
 
 
 def test_around_tensorrt_a_batch_is_filled_up_and_its_memory_counted() -> None:
