@@ -118,7 +118,7 @@ def test_the_documented_request(
     redis_url: str, worker: WorkerHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRTQ_REDIS_URL", redis_url)
-    exec(compile(BLOCKS[3][1], "docs/configuration.md", "exec"), {"Client": Client, "np": np})
+    exec(compile(BLOCKS[3][1], "docs/configuration.md", "exec"), {})
 
 
 def test_images_in_and_the_likeliest_digits_out(client: Client) -> None:
