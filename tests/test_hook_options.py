@@ -42,20 +42,22 @@ def config(function: str, key: str = "postprocess", **keys: Any) -> ModelConfig:
 def test_a_hook_that_cannot_be_had_is_refused(reference: str, allowed: str, words: str) -> None:
     settings = WorkerSettings(hook_modules=allowed)
     with pytest.raises(ConfigError, match=words) as failure:
-        make_engine(config(reference), settings.allowed_hook_modules)
+        make_engine(config(reference), hook_modules=settings.allowed_hook_modules)
     assert f"model 'm': postprocess '{reference}'" in failure.value.message
 
 
 def test_preprocess_takes_two_arguments() -> None:
     with pytest.raises(ConfigError, match=r"preprocess .* called with \(inputs, into\): too many"):
-        make_engine(config("tests.support.hooks:same_outputs", "preprocess"), ["tests"])
-    make_engine(config("tests.support.hooks:copy_inputs", "preprocess"), ["tests"])
+        make_engine(
+            config("tests.support.hooks:same_outputs", "preprocess"), hook_modules=["tests"]
+        )
+    make_engine(config("tests.support.hooks:copy_inputs", "preprocess"), hook_modules=["tests"])
 
 
 def test_a_function_without_a_signature_is_taken() -> None:
     with pytest.raises(ValueError, match="no signature"):
         inspect.signature(dict)
-    make_engine(config("builtins:dict"), ["builtins"])
+    make_engine(config("builtins:dict"), hook_modules=["builtins"])
 
 
 def test_a_module_that_is_not_allowed_does_not_run(
@@ -64,15 +66,15 @@ def test_a_module_that_is_not_allowed_does_not_run(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "unwanted_hooks.py").write_text("raise RuntimeError('it ran')\n")
     with pytest.raises(ConfigError, match="from 'tests' only"):
-        make_engine(config("unwanted_hooks:f"), ["tests"])
+        make_engine(config("unwanted_hooks:f"), hook_modules=["tests"])
     with pytest.raises(ConfigError, match=r"cannot be imported \(RuntimeError: it ran\)$"):
-        make_engine(config("unwanted_hooks:f"), ["tests", "unwanted_hooks"])
+        make_engine(config("unwanted_hooks:f"), hook_modules=["tests", "unwanted_hooks"])
 
 
 @pytest.mark.parametrize("names", ["tests", "tests.support", " a.b , tests.support.hooks ,"])
 def test_a_module_and_all_inside_it_is_allowed(names: str) -> None:
     modules = WorkerSettings(hook_modules=names).allowed_hook_modules
-    made = make_engine(config("tests.support.hooks:same_outputs"), modules)
+    made = make_engine(config("tests.support.hooks:same_outputs"), hook_modules=modules)
     assert isinstance(made, HookedEngine)
 
 
@@ -84,7 +86,7 @@ def test_settings_take_module_names_only(names: str) -> None:
 
 def test_no_hooks_no_wrapper() -> None:
     plain = ModelConfig.model_validate({"name": "m", "path": Path("/m")})
-    assert not isinstance(make_engine(plain, ["tests"]), HookedEngine)
+    assert not isinstance(make_engine(plain, hook_modules=["tests"]), HookedEngine)
 
 
 ONE = "{name: x, dtype: bool, shape: []}"
@@ -97,12 +99,13 @@ HEAD = "path: m.onnx\npreprocess:\n  function: a.b:c\n"
         ("path: m.onnx\npreprocess: a.b:c", "preprocess is 'a.b:c'"),
         ("path: m.onnx\npreprocess: {inputs: []}", "preprocess.function"),
         (HEAD, "preprocess.inputs is"),
-        (HEAD + "  inputs: []", "preprocess.inputs is []: name at least one"),
+        (HEAD + "  inputs: []", "preprocess.inputs is []: name 1 to 256 tensors"),
         (HEAD + "  outputs: []", "preprocess.outputs is []: Extra"),
         (HEAD + "  inputs: [{name: x, dtype: float, shape: []}]", "dtype is 'float': use one of"),
         (HEAD + "  inputs: [{name: '', dtype: bool, shape: []}]", "inputs.0.name is ''"),
         (HEAD + "  inputs: [{name: x, dtype: bool}]", "preprocess.inputs.0.shape"),
         (HEAD + "  inputs: [{name: x, dtype: bool, shape: [0]}]", "inputs.0.shape.0 is 0"),
+        (HEAD + "  inputs: [{name: x, dtype: bool, shape: [2147483648]}]", "less than or equal"),
         (HEAD + "  inputs: [{name: x, dtype: bool, shape: [8.0]}]", "inputs.0.shape.0 is 8.0"),
         (HEAD + "  inputs: [{name: x, dtype: bool, shape: [true]}]", "inputs.0.shape.0 is True"),
         (HEAD + "  inputs: [{name: x, dtype: bool, shape: 8}]", "inputs.0.shape is 8"),

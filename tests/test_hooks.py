@@ -150,9 +150,10 @@ def test_memory_for_a_whole_batch_is_there_from_the_start() -> None:
     slot = hooked(fake(limit=2), eighths, sent=wide).make_slot()
     one, two, four = (slot.input_buffer("eighths", n, (1000,)).ctypes.data for n in (1, 2, 4))
     assert one == two != four
-    huge = [TensorSpec(name="eighths", dtype="uint8", shape=(1 << 60,))]
-    with pytest.raises(EngineFailed, match="no memory for 4 rows"):
-        hooked(fake(), eighths, sent=huge).make_slot()
+    for size in (1 << 60, 1 << 90):
+        huge = [TensorSpec(name="eighths", dtype="uint8", shape=(size,))]
+        with pytest.raises(EngineFailed, match="no memory for 4 rows"):
+            hooked(fake(), eighths, sent=huge).make_slot()
 
 
 @pytest.mark.parametrize("way", ["assigned", "asked for"])

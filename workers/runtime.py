@@ -64,7 +64,7 @@ class Runtime:
             self._redis.ping()
             # All of them first: a hook that cannot be had is known before a model is read.
             modules = settings.allowed_hook_modules
-            engines = [make_engine(config, modules) for config in self._configs]
+            engines = [make_engine(config, hook_modules=modules) for config in self._configs]
             for config, engine in zip(self._configs, engines, strict=True):
                 served = Served(
                     config,

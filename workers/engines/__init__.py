@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _TENSORRT = "workers.tensorrt.engine"
 
 
-def make_engine(config: ModelConfig, hook_modules: Sequence[str] = ()) -> Engine:
+def make_engine(config: ModelConfig, *, hook_modules: Sequence[str] = ()) -> Engine:
     """The engine that `config` asks for, not yet loaded, with the model's hooks around it.
 
     A missing package is `load`'s to report, as MissingExtra. Raises ConfigError for a hook that

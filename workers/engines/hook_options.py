@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from producer.spec import DTYPES, TensorSpec
 
+_MOST_TENSORS = 256
+
 
 def _check_function(reference: str) -> str:
     module, colon, function = reference.partition(":")
@@ -30,15 +32,15 @@ class _Strict(BaseModel):
 class HookTensor(_Strict):
     """One tensor between clients and a hook; `shape` as in TensorSpec: null is a dynamic axis."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=4096)
     dtype: Annotated[str, AfterValidator(_check_dtype)]
     #: The wire carries 32 axes, one of which is the batch.
-    shape: list[Annotated[int, Field(ge=1)] | None] = Field(max_length=31)
+    shape: list[Annotated[int, Field(ge=1, le=2**31 - 1)] | None] = Field(max_length=31)
 
 
 def _check_tensors(tensors: list[HookTensor]) -> list[HookTensor]:
-    if not tensors:
-        raise ValueError("name at least one")
+    if not 1 <= len(tensors) <= _MOST_TENSORS:
+        raise ValueError(f"name 1 to {_MOST_TENSORS} tensors")
     twice = [name for name, count in Counter(t.name for t in tensors).items() if count > 1]
     if twice:
         raise ValueError(f"{', '.join(map(repr, twice))} is named twice")

@@ -228,7 +228,7 @@ class HookedEngine:
                 if None not in tensor.shape:
                     row = tuple(size for size in tensor.shape if size is not None)
                     buffers[tensor.name].array(rows, row)
-        except MemoryError as failure:
+        except (MemoryError, ValueError) as failure:  # NumPy's words for a size beyond all memory
             raise EngineFailed(
                 f"model {self._model!r}: no memory for {rows} rows of preprocess' inputs; lower "
                 "max_batch or slots"
