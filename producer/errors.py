@@ -193,6 +193,12 @@ class DeviceLost(EngineFailed):
     code = "device_lost"
 
 
+class HookFailed(TaskFailed):
+    """A model's preprocess or postprocess function raised, or gave what the model does not take."""
+
+    code = "hook_failed"
+
+
 class DeadlineExceeded(TaskFailed, TimeoutError):
     """The task's deadline passed before it was run."""
 

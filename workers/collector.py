@@ -104,7 +104,8 @@ def _histograms(models: list[Served]) -> Iterator[Metric]:
     )
     stages = HistogramMetricFamily(
         "trtq_stage_duration_seconds",
-        "Stages of a batch: hold, gather, run (of it h2d, execute, d2h), scatter, reply.",
+        "Stages of a batch: hold, gather, run (of it preprocess, h2d, execute, d2h, "
+        "postprocess), scatter, reply.",
         labels=["model", "stage"],
     )
     for served in models:

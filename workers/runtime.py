@@ -62,10 +62,13 @@ class Runtime:
         self._files = RowFiles(settings.bulk_folders)
         with named_errors(settings.redis_url):
             self._redis.ping()
-            for config in self._configs:
+            # All of them first: a hook that cannot be had is known before a model is read.
+            modules = settings.allowed_hook_modules
+            engines = [make_engine(config, hook_modules=modules) for config in self._configs]
+            for config, engine in zip(self._configs, engines, strict=True):
                 served = Served(
                     config,
-                    make_engine(config),
+                    engine,
                     link,
                     self.consumer,
                     settings,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 #: A process that ended with this would end so again (os.EX_CONFIG): it is not restarted.
@@ -26,6 +26,9 @@ class WorkerSettings(BaseSettings):
     device: str = "cpu"
     #: Folders inside which bulk jobs may read and write; empty refuses bulk jobs.
     bulk_roots: str = ""
+    #: Python modules, separated by commas, from which hooks may be imported; each with all that is
+    #: inside it. Empty refuses models with hooks.
+    hook_modules: str = ""
     #: A task whose worker gave no sign for this long is run by another.
     lease_ms: int = Field(default=10_000, ge=500)
     #: How long a turn waits on an empty stream before it ends.
@@ -44,6 +47,14 @@ class WorkerSettings(BaseSettings):
     #: Address on which that port listens.
     metrics_host: str = "127.0.0.1"
 
+    @field_validator("hook_modules")
+    @classmethod
+    def _dotted_names(cls, value: str) -> str:
+        for name in _names(value):
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise ValueError(f"{name!r} is no module name; separate names with commas")
+        return value
+
     @property
     def model_folders(self) -> list[Path]:
         """`models` as paths."""
@@ -53,6 +64,15 @@ class WorkerSettings(BaseSettings):
     def bulk_folders(self) -> list[Path]:
         """`bulk_roots` as paths."""
         return _paths(self.bulk_roots)
+
+    @property
+    def allowed_hook_modules(self) -> list[str]:
+        """`hook_modules` as names."""
+        return _names(self.hook_modules)
+
+
+def _names(joined: str) -> list[str]:
+    return [name for part in joined.split(",") if (name := part.strip())]
 
 
 def _paths(joined: str) -> list[Path]:
