@@ -22,7 +22,7 @@ class WorkerSettings(BaseSettings):
     redis_url: str = "redis://127.0.0.1:6379/0"
     #: Folders of model configurations.
     models: str = "configs/models"
-    #: "cpu" or the index of a GPU.
+    #: "cpu", the index of a GPU in bus order, or the UUID of a GPU or MIG device.
     device: str = "cpu"
     #: Folders inside which bulk jobs may read and write; empty refuses bulk jobs.
     bulk_roots: str = ""
