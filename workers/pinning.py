@@ -61,7 +61,7 @@ def find_gpus() -> list[Gpu] | None:
 
 
 def list_gpus(nvml: Any, allowed_cores: Iterable[int]) -> list[Gpu]:
-    """Every GPU that NVML can open, in its order. `nvml`: the module pynvml, initialised.
+    """Every GPU that answers, in NVML's order. `nvml`: the module pynvml, initialised.
 
     `allowed_cores` are the CPU cores that this process may use. Raises pynvml.NVMLError.
     """
@@ -69,19 +69,21 @@ def list_gpus(nvml: Any, allowed_cores: Iterable[int]) -> list[Gpu]:
     gpus = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            gpus.append(_gpu(nvml, index, allowed))
         except nvml.NVMLError:
             continue  # lost, or without permission: the others can still be used
-        gpus.append(
-            Gpu(
-                index,
-                _text(nvml.nvmlDeviceGetUUID(handle)),
-                _text(nvml.nvmlDeviceGetName(handle)),
-                _near_cores(nvml, handle, allowed),
-                _mig_uuids(nvml, handle) if _mig_is_on(nvml, handle) else None,
-            )
-        )
     return gpus
+
+
+def _gpu(nvml: Any, index: int, allowed: frozenset[int]) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    return Gpu(
+        index,
+        _text(nvml.nvmlDeviceGetUUID(handle)),
+        _text(nvml.nvmlDeviceGetName(handle)),
+        _near_cores(nvml, handle, allowed),
+        _mig_uuids(nvml, handle) if _mig_is_on(nvml, handle) else None,
+    )
 
 
 def _mig_is_on(nvml: Any, handle: Any) -> bool:

@@ -19,6 +19,7 @@ from workers.files import RowFiles
 from workers.metrics import Counters
 from workers.models import ModelConfig
 from workers.presence import Presence
+from workers.ranges import Ranges, import_nvtx
 from workers.served import Served
 from workers.settings import WorkerSettings
 
@@ -57,21 +58,24 @@ class Runtime:
         Raises RedisUnavailable, ConfigError and its children, EngineFailed.
         """
         settings = self._settings
+        nvtx = import_nvtx() if settings.nvtx else None
         self._redis = connect(settings.redis_url)
         link = Link(self._redis)
         self._files = RowFiles(settings.bulk_folders)
         with named_errors(settings.redis_url):
             self._redis.ping()
             for config in self._configs:
+                ranges = Ranges(config.name, nvtx)
                 served = Served(
                     config,
-                    make_engine(config),
+                    make_engine(config, ranges=ranges),
                     link,
                     self.consumer,
                     settings,
                     self._files,
                     self._clock,
                     self._on_fatal,
+                    ranges,
                 )
                 self._models[config.name] = served
                 served.start()

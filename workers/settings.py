@@ -39,6 +39,9 @@ class WorkerSettings(BaseSettings):
     #: How often a worker says that it lives and looks for work that nobody covers.
     heartbeat_s: float = Field(default=1.0, gt=0)
 
+    #: Show stages as NVTX ranges to a profiler; needs the package nvtx.
+    nvtx: bool = False
+
     #: Port of /metrics, /healthz, /readyz and /drain; 0: none. `trtq worker` counts it up.
     metrics_port: int = Field(default=0, ge=0, le=65535)
     #: Address on which that port listens.

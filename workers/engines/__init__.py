@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, cast
 
 from workers.engines.base import Engine
+from workers.ranges import NO_RANGES, Ranges
 
 if TYPE_CHECKING:
     from workers.models import ModelConfig
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 _TENSORRT = "workers.tensorrt.engine"
 
 
-def make_engine(config: ModelConfig) -> Engine:
-    """The engine that `config` asks for, not yet loaded.
+def make_engine(config: ModelConfig, *, ranges: Ranges = NO_RANGES) -> Engine:
+    """The engine that `config` asks for, not yet loaded; `ranges` shows its stages on a device.
 
     A missing package is `load`'s to report, as MissingExtra.
     """
@@ -23,4 +24,4 @@ def make_engine(config: ModelConfig) -> Engine:
 
         return OnnxRuntimeEngine(config.path, threads=config.threads, max_batch=config.max_batch)
     # By name, so that workers without a GPU never import it.
-    return cast(Engine, importlib.import_module(_TENSORRT).make_engine(config))
+    return cast(Engine, importlib.import_module(_TENSORRT).make_engine(config, ranges=ranges))
