@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from producer.cli import app
+from producer.embedded import free_port
 from producer.errors import ConfigError, MissingExtra, NoDevice
 from producer.keys import check_name
 from tests.support import models as onnx_models
@@ -19,8 +22,10 @@ from tests.support.fake_nvml import FakeGpu, FakeNvml
 from tests.support.http import scrape, value
 from tests.support.processes import ROOT, children, start_worker, until
 from workers import devices as devices_module
+from workers import launch
 from workers.devices import CPU, WorkerDevice, limit_to_device, parse_devices
 from workers.gpu import gpu_reader
+from workers.launch import Plan
 from workers.pinning import Gpu, find_gpus, list_gpus
 
 A, B, C = "GPU-aaaa1111-0", "GPU-aaaa2222-0", "GPU-cccc3333-0"
@@ -323,8 +328,6 @@ def models(tmp_path: Path) -> Path:
 def test_real_workers_on_their_devices_and_cores(
     redis_url: str, tmp_path: Path, models: Path, affinity: bool
 ) -> None:
-    from producer.embedded import free_port
-
     allowed = frozenset(os.sched_getaffinity(0))
     first, second, *_ = sorted(allowed)
     path = fake_driver(
@@ -335,8 +338,8 @@ def test_real_workers_on_their_devices_and_cores(
     port, log = free_port(), tmp_path / "log"
     command = [sys.executable, "-m", "producer.cli", "worker", "--devices", f"0,1,{M[:8]}"]
     command += ["--models", str(models), "--metrics-port", str(port)]
-    command += [] if affinity else ["--no-affinity"]
     environ = {**os.environ, "TRTQ_REDIS_URL": redis_url, "PYTHONPATH": path}
+    environ |= {} if affinity else {"TRTQ_AFFINITY": "0"}
     environ.pop("CUDA_VISIBLE_DEVICES", None)
     with log.open("wb") as output:
         supervisor = subprocess.Popen(
@@ -368,6 +371,25 @@ def test_real_workers_on_their_devices_and_cores(
     finally:
         supervisor.kill()
         supervisor.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("options", "cores"), [(["--affinity"], {0}), ([], {0}), (["--no-affinity"], set())]
+)
+def test_the_option_for_affinity(
+    install: Install,
+    models: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    cores: set[int],
+) -> None:
+    install(FakeGpu(A, frozenset({0})))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    launched: list[Plan] = []
+    monkeypatch.setattr(launch, "launch", lambda plans: launched.extend(plans) or 0)
+    command = ["worker", "--devices", "all", "--models", str(models), *options]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert [plan.cores for plan in launched] == [cores, set()]
 
 
 def test_the_command_names_the_known_devices(tmp_path: Path, models: Path) -> None:
@@ -403,6 +425,7 @@ def test_a_worker_of_plain_celery_limits_itself(
         ("cpu", "0", r"models \['net'\] have `engine: tensorrt`, and this worker has no GPU"),
         ("0", "", "CUDA_VISIBLE_DEVICES='' does not let this process use it"),
     ],
+    ids=["cpu", "none visible"],
 )
 def test_tensorrt_without_a_gpu_is_refused_at_start(
     redis_url: str,
