@@ -286,7 +286,7 @@ def test_gpu_values_that_a_driver_refuses_are_left_out() -> None:
             return refuse
 
     nvml = Nvml()
-    reader = GpuReader(nvml, 3)
+    reader = GpuReader(nvml, "3")
     assert reader.read() is None
     assert reader.start()
     state = reader.read()

@@ -13,6 +13,7 @@ import redis
 from producer.connection import LINK_ERRORS
 from producer.inbox import Inbox, Settlement
 from workers.metrics import Counters
+from workers.ranges import NO_RANGES, Ranges
 from workers.stages import REPLY, Stages
 
 log = logging.getLogger("trtq.replies")
@@ -38,11 +39,13 @@ class Replier:
         on_settled: Callable[[list[Settlement]], None],
         on_death: Callable[[str], None],
         clock: Callable[[], float] = lambda: time.monotonic() * 1000,
+        ranges: Ranges = NO_RANGES,
     ) -> None:
         self._inbox = inbox
         self._counters = counters
         self._stages = stages
         self._clock = clock
+        self._ranges = ranges
         self._on_settled = on_settled
         self._on_death = on_death
         self._queue: queue.SimpleQueue[list[Settlement] | None] = queue.SimpleQueue()
@@ -128,7 +131,8 @@ class Replier:
     def _send(self, settlements: list[Settlement]) -> bool:
         started_ms = self._clock()
         try:
-            answered, dropped = self._inbox.settle(settlements)
+            with self._ranges.open(REPLY, len(settlements)):
+                answered, dropped = self._inbox.settle(settlements)
         except LINK_ERRORS as failure:
             log.warning("Redis took no answers, they wait: %s", failure)
             return False

@@ -18,6 +18,7 @@ from workers.batcher import Held
 from workers.engines.base import Array, Engine, Slot
 from workers.files import RowFiles
 from workers.metrics import Counters
+from workers.ranges import NO_RANGES, Ranges
 from workers.stages import GATHER, HOLD, RUN, SCATTER, Stages
 
 log = logging.getLogger("trtq.runner")
@@ -34,6 +35,7 @@ class BatchRunner:
         counters: Counters,
         stages: Stages,
         clock: Callable[[], float],
+        ranges: Ranges = NO_RANGES,
     ) -> None:
         self._engine = engine
         self._spec = spec
@@ -41,6 +43,7 @@ class BatchRunner:
         self._counters = counters
         self._stages = stages
         self._clock = clock
+        self._ranges = ranges
 
     def run(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
         """One settlement per task. Raises DeviceLost; other failures are the tasks' answers."""
@@ -60,29 +63,39 @@ class BatchRunner:
 
     def _run_together(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
         started_ms = self._clock()
-        gathered = row_copies.gather(slot, batch, self._spec, self._files)
+        with self._ranges.open(GATHER, len(batch)):
+            gathered = row_copies.gather(slot, batch, self._spec, self._files)
         gathered_ms = self._clock()
         settlements = [self.failed(held, failure) for held, failure in gathered.failed]
         if not gathered.rows:
             return settlements
-        outputs = self._engine.run(slot, gathered.rows)
+        with self._ranges.open(RUN, gathered.rows):
+            outputs = self._engine.run(slot, gathered.rows)
         ran_ms = self._clock()
         for stage, took_ms in slot.stage_ms.items():
             self._stages.observe(stage, took_ms)
+        with self._ranges.open(SCATTER, gathered.rows):
+            settlements += self._scatter(outputs, gathered)
+        observe = self._stages.observe
+        observe(HOLD, started_ms - min(held.arrived_ms for held in batch))
+        observe(GATHER, gathered_ms - started_ms)
+        observe(RUN, ran_ms - gathered_ms)
+        observe(SCATTER, self._clock() - ran_ms)
+        return settlements
+
+    def _scatter(
+        self, outputs: Mapping[str, Array], gathered: row_copies.Gathered
+    ) -> list[Settlement]:
         self._check(outputs, gathered.rows)
         bad = set(gathered.nan_rows)
         if self._spec.forbid_nan:
             for array in outputs.values():
                 bad.update(row_copies.nan_rows(array))
         cutter = row_copies.Cutter(outputs)
+        settlements = []
         for held, first in gathered.placed:
             mine = sorted(row - first for row in bad if first <= row < first + held.rows)
             settlements.append(self._answered(held, outputs, cutter, first, mine))
-        observe = self._stages.observe
-        observe(HOLD, started_ms - min(held.arrived_ms for held in batch))
-        observe(GATHER, gathered_ms - started_ms)
-        observe(RUN, ran_ms - gathered_ms)
-        observe(SCATTER, self._clock() - ran_ms)
         return settlements
 
     def _check(self, outputs: Mapping[str, Array], rows: int) -> None:

@@ -14,6 +14,7 @@ from workers.files import RowFiles
 from workers.intake import Intake
 from workers.metrics import Counters
 from workers.models import ModelConfig
+from workers.ranges import NO_RANGES, Ranges
 from workers.replies import Replier
 from workers.runner import BatchRunner
 from workers.settings import WorkerSettings
@@ -36,6 +37,7 @@ class Served:
         files: RowFiles,
         clock: Callable[[], float],
         on_death: Callable[[str], None],
+        ranges: Ranges = NO_RANGES,
     ) -> None:
         self.config = config
         self.engine = engine
@@ -47,6 +49,7 @@ class Served:
         self._files = files
         self._clock = clock
         self._on_death = on_death
+        self._ranges = ranges
 
     def start(self) -> None:
         """Loads the engine, makes and warms the slots. Raises the engine's errors."""
@@ -56,10 +59,22 @@ class Served:
         self.ledger = Ledger()
         self.feed = Feed(self.spec.max_batch, config.max_delay_ms, self._clock)
         runner = BatchRunner(
-            self.engine, self.spec, self._files, self.counters, self.stages, self._clock
+            self.engine,
+            self.spec,
+            self._files,
+            self.counters,
+            self.stages,
+            self._clock,
+            self._ranges,
         )
         self.replier = Replier(
-            self.inbox, self.counters, self.stages, self._settled, self._on_death, self._clock
+            self.inbox,
+            self.counters,
+            self.stages,
+            self._settled,
+            self._on_death,
+            self._clock,
+            self._ranges,
         )
         self.executor = Executor(
             self.engine,
@@ -112,6 +127,7 @@ class Served:
             self._clock,
             stopping,
             others_wait,
+            self._ranges,
         ).run()
 
     def close(self) -> None:

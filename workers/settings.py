@@ -22,7 +22,7 @@ class WorkerSettings(BaseSettings):
     redis_url: str = "redis://127.0.0.1:6379/0"
     #: Folders of model configurations.
     models: str = "configs/models"
-    #: "cpu" or the index of a GPU.
+    #: "cpu", the index of a GPU in bus order, or the UUID of a GPU or MIG device.
     device: str = "cpu"
     #: Folders inside which bulk jobs may read and write; empty refuses bulk jobs.
     bulk_roots: str = ""
@@ -41,6 +41,9 @@ class WorkerSettings(BaseSettings):
     drain_grace_s: float = Field(default=30.0, gt=0)
     #: How often a worker says that it lives and looks for work that nobody covers.
     heartbeat_s: float = Field(default=1.0, gt=0)
+
+    #: Show stages as NVTX ranges to a profiler; needs the package nvtx.
+    nvtx: bool = False
 
     #: Port of /metrics, /healthz, /readyz and /drain; 0: none. `trtq worker` counts it up.
     metrics_port: int = Field(default=0, ge=0, le=65535)

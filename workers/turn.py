@@ -14,6 +14,7 @@ from workers.batcher import Held
 from workers.feed import Feed
 from workers.intake import Intake
 from workers.metrics import Counters
+from workers.ranges import CLAIM, NO_RANGES, WAIT, Ranges
 from workers.replies import Replier
 
 log = logging.getLogger("trtq.turn")
@@ -103,6 +104,7 @@ class Turn:
         clock: Callable[[], float],
         stopping: Callable[[], bool],
         others_wait: Callable[[], bool],
+        ranges: Ranges = NO_RANGES,
     ) -> None:
         self._inbox = inbox
         self._consumer = consumer
@@ -115,6 +117,7 @@ class Turn:
         self._clock = clock
         self._stopping = stopping
         self._others_wait = others_wait
+        self._ranges = ranges
         self._claims = 0
         self._offset_ms = 0.0
         self._entry_rows = 1.0
@@ -125,7 +128,9 @@ class Turn:
         try:
             # The first claim comes with the first call: from idle, each round trip is latency.
             room = self._limits.held_rows
-            claimed = self._accept(self._inbox.enter(self._consumer, room))
+            with self._ranges.open(CLAIM):
+                claim = self._inbox.enter(self._consumer, room)
+            claimed = self._accept(claim)
             self._work(started_ms, backlog=claimed >= room)
         except LINK_ERRORS as failure:
             log.warning("the turn on %r ends, Redis is away: %s", self._inbox.model, failure)
@@ -191,7 +196,9 @@ class Turn:
     def _claim(self, count: int) -> int:
         self._claims += 1
         first = 2 if self._claims % 16 == 0 else 1 if self._claims % 4 == 0 else 0
-        return self._accept(self._inbox.claim(self._consumer, count, first))
+        with self._ranges.open(CLAIM):
+            claim = self._inbox.claim(self._consumer, count, first)
+        return self._accept(claim)
 
     def _accept(self, claim: Claim) -> int:
         self._set_clock(claim.now_ms)
@@ -205,7 +212,8 @@ class Turn:
 
     def _wait(self, room: int, block_ms: float) -> int:
         count = max(1, int(room / self._entry_rows))
-        entries = self._inbox.wait(self._consumer, count, int(block_ms))
+        with self._ranges.open(WAIT):
+            entries = self._inbox.wait(self._consumer, count, int(block_ms))
         self._take_in(entries)
         return self._measure(entries)
 

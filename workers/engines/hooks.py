@@ -26,6 +26,7 @@ from workers.engines.base import (
 )
 from workers.engines.hook_functions import Hook
 from workers.engines.host_buffer import HostBuffer
+from workers.ranges import NO_RANGES, Ranges
 
 
 class InputBuffers(Mapping[str, Array]):
@@ -179,6 +180,7 @@ class HookedEngine:
         *,
         max_batch: int,
         clock: Callable[[], float] = lambda: time.perf_counter() * 1000,
+        ranges: Ranges = NO_RANGES,
     ) -> None:
         self._engine = engine
         self._model = model
@@ -186,6 +188,7 @@ class HookedEngine:
         self._postprocess = postprocess
         self._max_batch = max_batch
         self._clock = clock
+        self._ranges = ranges
         self._open = False
 
     def load(self) -> None:
@@ -253,13 +256,15 @@ class HookedEngine:
             started_ms = self._clock()
             inputs = slot.inputs(rows)
             into = InputBuffers(self._preprocess, slot.inner, self._engine.spec.inputs, rows)
-            self._preprocess(inputs, into)
-            into.check_complete()
+            with self._ranges.open(PREPROCESS, rows):
+                self._preprocess(inputs, into)
+                into.check_complete()
             slot.hook_ms[PREPROCESS] = self._clock() - started_ms
         outputs = self._engine.run(slot.inner, rows)
         if self._postprocess is not None:
             started_ms = self._clock()
-            outputs = _checked(self._postprocess, self._postprocess(outputs), rows)
+            with self._ranges.open(POSTPROCESS, rows):
+                outputs = _checked(self._postprocess, self._postprocess(outputs), rows)
             slot.hook_ms[POSTPROCESS] = self._clock() - started_ms
         return outputs
 
