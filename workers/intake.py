@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ from producer.errors import (
 )
 from producer.inbox import Entry, Settlement
 from producer.inputs import check_tensors
+from producer.letters import encode_letter
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, Reply, client_of
 from producer.wire import decode_task, encode_reply, sender_of
@@ -108,9 +108,7 @@ class Intake:
 
     def refused(self, held: Held, failure: TrtqError) -> Settlement:
         """The settlement of a task that is answered without being run."""
-        dead = b""
-        if isinstance(failure, PoisonTask):
-            dead = _dead_record(held.entry, failure)
+        poison = isinstance(failure, PoisonTask)
         reply = Reply(held.task.task_id, error_code=failure.code, error_message=failure.message)
         self._counters.failed += 1
         self._stages.failure(failure.code)
@@ -121,7 +119,7 @@ class Intake:
             encode_reply(reply),
             keys.result(held.task.task_id) if held.task.store_s else "",
             held.task.store_s,
-            dead,
+            _letter(held.entry, held.task.task_id, failure) if poison else (),
         )
 
     def _task(self, entry: Entry) -> InferenceTask:
@@ -145,11 +143,10 @@ class Intake:
                 Reply(task_id, error_code=failure.code, error_message=failure.message)
             )
         # Only what nobody can be told about, or nobody can read, is kept for a look.
-        dead = b""
-        if task_id is None or isinstance(failure, WireError):
-            dead = _dead_record(entry, failure)
+        keep = task_id is None or isinstance(failure, WireError)
+        letter = _letter(entry, task_id or "", failure) if keep else ()
         client = client_of(task_id) if task_id else None
-        return Settlement(entry, entry.rows, client, reply, dead_record=dead)
+        return Settlement(entry, entry.rows, client, reply, letter=letter)
 
     def _alone(self, entry: Entry, task: InferenceTask) -> bool:
         if entry.deliveries > self._max_deliveries:
@@ -188,15 +185,15 @@ class Intake:
         return self._reference_key
 
 
-def _dead_record(entry: Entry, failure: TrtqError) -> bytes:
-    frame = entry.frame or b""
-    return json.dumps(
-        {
-            "entry": entry.entry_id.decode(),
-            "stream": entry.stream,
-            "code": failure.code,
-            "message": failure.message,
-            "bytes": len(frame),
-            "frame_hex": frame[: 64 << 10].hex(),
-        }
-    ).encode()
+def _letter(entry: Entry, task_id: str, failure: TrtqError) -> list[str | bytes]:
+    return encode_letter(
+        task_id,
+        failure.code,
+        failure.message,
+        entry.stream,
+        entry.rows,
+        entry.deliveries,
+        entry.holders,
+        entry.entry_id,
+        len(entry.frame or b""),
+    )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import redis
 
 from producer.connection import LINK_ERRORS
+from producer.entries import Settled
 from producer.inbox import Inbox, Settlement
 from workers.metrics import Counters
 from workers.stages import REPLY, Stages
@@ -128,16 +129,16 @@ class Replier:
     def _send(self, settlements: list[Settlement]) -> bool:
         started_ms = self._clock()
         try:
-            answered, dropped = self._inbox.settle(settlements)
+            settled = self._inbox.settle(settlements)
         except LINK_ERRORS as failure:
             log.warning("Redis took no answers, they wait: %s", failure)
             return False
         except redis.exceptions.ResponseError:
             # Never seen with our own scripts; the leases run out and the tasks are run again.
             log.exception("Redis refused %d answers", len(settlements))
-            answered, dropped = 0, len(settlements)
+            settled = Settled(0, tuple(range(len(settlements))))
         self._stages.observe(REPLY, self._clock() - started_ms)
-        self._counters.tasks += answered
-        self._counters.dropped += dropped
+        self._counters.tasks += settled.answered
+        self._counters.dropped += len(settled.dropped)
         self._on_settled(settlements)
         return True
