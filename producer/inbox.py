@@ -131,7 +131,7 @@ class Inbox:
         k = self.keys
         removed: int = self._link.script(
             "cancel",
-            (k.streams[priority], k.cancelled, k.load),
+            (k.streams[priority], k.cancelled, k.load, k.events),
             [GROUP, entry_id, CANCEL_MARK_MS, priority],
         )
         return removed
@@ -305,8 +305,9 @@ class Inbox:
     def purge(self, count: int = 1000) -> list[bytes]:
         """Takes up to `count` unclaimed entries out of each stream; returns their frames."""
         frames: list[bytes] = []
-        for stream in self.keys.streams:
-            frames += self._link.script("purge", (stream, self.keys.load), [GROUP, count])
+        k = self.keys
+        for stream in k.streams:
+            frames += self._link.script("purge", (stream, k.load, k.events), [GROUP, count])
         return frames
 
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 #: Shared functions, in front of every script, and those only of scripts that handle dead letters.
 _COMMON = "_bell"
 _DEAD = "_dead"
-_OF_DEAD_LETTERS = frozenset({"settle", "letters", "drop", "requeue"})
+_OF_DEAD_LETTERS = frozenset({"settle", "drop", "requeue"})
 
 
 @cache

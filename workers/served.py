@@ -41,7 +41,7 @@ class Served:
         self.engine = engine
         self.counters = Counters()
         self.stages = Stages()
-        self.inbox = Inbox(link, config.name)
+        self.inbox = Inbox(link, config.name, settings.letter_limits)
         self._consumer = consumer
         self._settings = settings
         self._files = files

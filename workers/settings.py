@@ -8,6 +8,8 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from producer.letters import LetterLimits
+
 #: A process that ended with this would end so again (os.EX_CONFIG): it is not restarted.
 EXIT_CONFIG = 78
 #: Environment variable: the file descriptor that ends with the supervisor (see workers/launch.py).
@@ -38,11 +40,21 @@ class WorkerSettings(BaseSettings):
     drain_grace_s: float = Field(default=30.0, gt=0)
     #: How often a worker says that it lives and looks for work that nobody covers.
     heartbeat_s: float = Field(default=1.0, gt=0)
+    #: Dead letters kept for each model: how many, bytes of them all, and for how long after the
+    #: last one.
+    dead_max_tasks: int = Field(default=LetterLimits().tasks, ge=1)
+    dead_max_bytes: int = Field(default=LetterLimits().bytes, ge=1)
+    dead_ttl_s: int = Field(default=LetterLimits().ttl_s, ge=1)
 
     #: Port of /metrics, /healthz, /readyz and /drain; 0: none. `trtq worker` counts it up.
     metrics_port: int = Field(default=0, ge=0, le=65535)
     #: Address on which that port listens.
     metrics_host: str = "127.0.0.1"
+
+    @property
+    def letter_limits(self) -> LetterLimits:
+        """The three `dead_` settings."""
+        return LetterLimits(self.dead_max_tasks, self.dead_max_bytes, self.dead_ttl_s)
 
     @property
     def model_folders(self) -> list[Path]:
