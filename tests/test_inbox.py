@@ -181,6 +181,21 @@ def test_settling_stores_and_keeps_the_dead(
     assert replies(connection) == []
 
 
+@pytest.mark.parametrize("fields", [{"d": b""}, {"other": b"x"}, {"d": b"a", "r": b"0"}])
+def test_an_entry_of_no_bytes_or_rows_ends_like_any_other(
+    inbox: Inbox, connection: redis.Redis, fields: dict[str, bytes]
+) -> None:
+    inbox.ensure_groups()
+    first, second, third = (connection.xadd(inbox.keys.normal, fields) for _ in range(3))
+    (entry,) = inbox.enter("w", 1).entries
+    assert entry.entry_id == first
+    assert inbox.settle([answer(entry)]) == Settled(1)
+    assert inbox.cancel(1, second) == 1
+    assert inbox.purge() == ([fields["d"]] if "d" in fields else [])
+    assert not connection.exists(inbox.keys.normal) or not connection.xlen(inbox.keys.normal)
+    assert third != second
+
+
 def test_a_late_worker_cannot_answer_twice(
     inbox: Inbox, add: Adder, connection: redis.Redis
 ) -> None:

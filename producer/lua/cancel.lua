@@ -17,13 +17,13 @@ end
 local rows, bytes = 1, 0
 for field = 1, #found[2], 2 do
   if found[2][field] == 'r' then
-    rows = tonumber(found[2][field + 1])
+    rows = tonumber(found[2][field + 1]) or 1
   else
     bytes = #found[2][field + 1]
   end
 end
 redis.call('XDEL', stream, id)
-redis.call('HINCRBY', KEYS[3], 'rows', -rows)
-redis.call('HINCRBY', KEYS[3], 'bytes', -bytes)
+redis.call('HINCRBY', KEYS[3], 'rows', 0 - rows)
+redis.call('HINCRBY', KEYS[3], 'bytes', 0 - bytes)
 redis.call('HINCRBY', KEYS[4], 'cancelled:unclaimed', 1)
 return 1

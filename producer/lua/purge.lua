@@ -15,7 +15,7 @@ for _, entry in ipairs(read[1][2]) do
   local fields, entry_rows = entry[2], 1
   for field = 1, #fields, 2 do
     if fields[field] == 'r' then
-      entry_rows = tonumber(fields[field + 1])
+      entry_rows = tonumber(fields[field + 1]) or 1
     elseif fields[field] == 'd' then
       frames[#frames + 1] = fields[field + 1]
       bytes = bytes + #fields[field + 1]
@@ -27,7 +27,7 @@ for _, entry in ipairs(read[1][2]) do
   redis.call('XDEL', stream, entry[1])
 end
 redis.call('XGROUP', 'DELCONSUMER', stream, group, 'purge')
-redis.call('HINCRBY', KEYS[2], 'rows', -rows)
-redis.call('HINCRBY', KEYS[2], 'bytes', -bytes)
+redis.call('HINCRBY', KEYS[2], 'rows', 0 - rows)
+redis.call('HINCRBY', KEYS[2], 'bytes', 0 - bytes)
 redis.call('HINCRBY', KEYS[3], 'purged:operator', entries)
 return frames

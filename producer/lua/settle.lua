@@ -69,8 +69,8 @@ for reply_index, joined in pairs(frames) do
   end
 end
 if answered > 0 then
-  local left = redis.call('HINCRBY', load, 'rows', -rows)
-  redis.call('HINCRBY', load, 'bytes', -bytes)
+  local left = redis.call('HINCRBY', load, 'rows', 0 - rows)
+  redis.call('HINCRBY', load, 'bytes', 0 - bytes)
   if left <= 0 and redis.call('XLEN', KEYS[6]) + redis.call('XLEN', KEYS[7]) + redis.call('XLEN', KEYS[8]) == 0 then
     redis.call('DEL', load)
   end
