@@ -24,6 +24,15 @@ from producer.spec import ModelSpec
 from producer.task import InferenceTask, Reply, client_of
 from producer.wire import decode_task, encode_reply, sender_of
 from workers.batcher import Held, ShapeKey
+from workers.incidents import (
+    CANCELLED,
+    CORRUPT,
+    EXPIRED,
+    POISONED,
+    REFUSED,
+    Incidents,
+    task_name,
+)
 from workers.metrics import Counters
 from workers.rows import check_nan
 from workers.stages import QUEUE_WAIT, Stages
@@ -44,6 +53,7 @@ class Intake:
         spec: ModelSpec,
         counters: Counters,
         stages: Stages,
+        incidents: Incidents,
         clock: Callable[[], float],
         *,
         bulk_allowed: bool,
@@ -52,6 +62,7 @@ class Intake:
         self._spec = spec
         self._counters = counters
         self._stages = stages
+        self._incidents = incidents
         self._clock = clock
         self._bulk_allowed = bulk_allowed
         self._max_deliveries = max_deliveries
@@ -69,6 +80,8 @@ class Intake:
         held: list[Held] = []
         settlements: list[Settlement] = []
         waits_ms: list[int] = []
+        unwanted: list[Held] = []
+        late: list[Held] = []
         now_ms = self._clock()
         for entry in entries:
             try:
@@ -80,33 +93,55 @@ class Intake:
             waits_ms.append(max(0, waited_ms))
             left_ms = task.ttl_ms - waited_ms if task.ttl_ms else float("inf")
             one = Held(entry, task, (), now_ms, now_ms + left_ms)
+            if cancelled and (entry.stream, entry.entry_id) in cancelled:
+                unwanted.append(one)
+                continue
+            if left_ms <= 0:
+                late.append(one)
+                continue
             try:
-                if cancelled and (entry.stream, entry.entry_id) in cancelled:
-                    self.raise_cancelled(one)
-                if left_ms <= 0:
-                    self.raise_expired(one)
                 one.alone = self._alone(entry, task)
                 one.shape_key = self._check(task)
             except TrtqError as failure:
-                settlements.append(self.refused(one, failure))
+                settlements.append(self._refused(one, failure))
                 continue
             held.append(one)
+        settlements += self.cancelled(unwanted, "claimed")
+        settlements += self.expired(late, "queued")
         self._stages.observe_many(QUEUE_WAIT, waits_ms)
         return Admitted(held, settlements)
 
-    def raise_cancelled(self, held: Held) -> None:
-        """Raises and counts Cancelled."""
-        self._counters.cancelled += 1
-        raise Cancelled(f"task {held.task.task_id} was cancelled before it was run")
+    def cancelled(self, tasks: list[Held], reason: str) -> list[Settlement]:
+        """The answers to cancelled tasks, found when they were `claimed` or while `held`."""
+        self._incidents.record(CANCELLED, reason, [held.task.task_id for held in tasks])
+        return [
+            self._answered(
+                held, Cancelled(f"task {held.task.task_id} was cancelled before it was run")
+            )
+            for held in tasks
+        ]
 
-    def raise_expired(self, held: Held) -> None:
-        """Raises and counts DeadlineExceeded."""
-        self._counters.expired += 1
-        raise DeadlineExceeded(
-            f"task {held.task.task_id} waited longer than its {held.task.ttl_ms} ms and was not run"
-        )
+    def expired(self, tasks: list[Held], reason: str) -> list[Settlement]:
+        """The answers to tasks that are late: while `queued`, or while `held` by this worker."""
+        self._incidents.record(EXPIRED, reason, [held.task.task_id for held in tasks])
+        return [
+            self._answered(
+                held,
+                DeadlineExceeded(
+                    f"task {held.task.task_id} waited longer than its {held.task.ttl_ms} ms and "
+                    "was not run"
+                ),
+            )
+            for held in tasks
+        ]
 
-    def refused(self, held: Held, failure: TrtqError) -> Settlement:
+    def _refused(self, held: Held, failure: TrtqError) -> Settlement:
+        poison = isinstance(failure, PoisonTask)
+        event, reason = (POISONED, "deliveries") if poison else (REFUSED, failure.code)
+        self._incidents.record(event, reason, [held.task.task_id], failure.message)
+        return self._answered(held, failure)
+
+    def _answered(self, held: Held, failure: TrtqError) -> Settlement:
         """The settlement of a task that is answered without being run."""
         poison = isinstance(failure, PoisonTask)
         reply = Reply(held.task.task_id, error_code=failure.code, error_message=failure.message)
@@ -133,10 +168,10 @@ class Intake:
         return decode_task(entry.frame)
 
     def _unreadable(self, entry: Entry, failure: TrtqError) -> Settlement:
-        self._counters.corrupt += 1
         self._counters.failed += 1
         self._stages.failure(failure.code)
         task_id = sender_of(entry.frame or b"")
+        self._incidents.record(CORRUPT, failure.code, [task_name(entry)], failure.message)
         reply = b""
         if task_id is not None:
             reply = encode_reply(
@@ -150,7 +185,6 @@ class Intake:
 
     def _alone(self, entry: Entry, task: InferenceTask) -> bool:
         if entry.deliveries > self._max_deliveries:
-            self._counters.poisoned += 1
             raise PoisonTask(
                 f"task {task.task_id} was given to {entry.deliveries} workers, the last time "
                 "alone, and none answered: it probably kills its worker"

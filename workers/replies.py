@@ -12,7 +12,9 @@ import redis
 
 from producer.connection import LINK_ERRORS
 from producer.entries import Settled
+from producer.errors import RedisUnavailable
 from producer.inbox import Inbox, Settlement
+from workers.incidents import DEAD_DROPPED, DROPPED, Incidents, task_name
 from workers.metrics import Counters
 from workers.stages import REPLY, Stages
 
@@ -36,6 +38,7 @@ class Replier:
         inbox: Inbox,
         counters: Counters,
         stages: Stages,
+        incidents: Incidents,
         on_settled: Callable[[list[Settlement]], None],
         on_death: Callable[[str], None],
         clock: Callable[[], float] = lambda: time.monotonic() * 1000,
@@ -43,6 +46,7 @@ class Replier:
         self._inbox = inbox
         self._counters = counters
         self._stages = stages
+        self._incidents = incidents
         self._clock = clock
         self._on_settled = on_settled
         self._on_death = on_death
@@ -105,7 +109,8 @@ class Replier:
             with self._sending:
                 while not self._send(settlements):
                     if self._stop.is_set() and failures > len(_BACKOFF_S):
-                        log.error("%d answers were not taken by Redis", len(settlements))
+                        names = [_name(settlement) for settlement in settlements]
+                        self._incidents.record(DROPPED, RedisUnavailable.code, names)
                         break
                     self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                     failures += 1
@@ -133,12 +138,24 @@ class Replier:
         except LINK_ERRORS as failure:
             log.warning("Redis took no answers, they wait: %s", failure)
             return False
-        except redis.exceptions.ResponseError:
+        except redis.exceptions.ResponseError as failure:
             # Never seen with our own scripts; the leases run out and the tasks are run again.
-            log.exception("Redis refused %d answers", len(settlements))
-            settled = Settled(0, tuple(range(len(settlements))))
+            names = [_name(settlement) for settlement in settlements]
+            self._incidents.record(DROPPED, "redis_refused", names, str(failure))
+            settled = Settled(0)
         self._stages.observe(REPLY, self._clock() - started_ms)
         self._counters.tasks += settled.answered
-        self._counters.dropped += len(settled.dropped)
+        self._report(settlements, settled)
         self._on_settled(settlements)
         return True
+
+    def _report(self, settlements: list[Settlement], settled: Settled) -> None:
+        names = [_name(settlements[number]) for number in settled.dropped]
+        self._incidents.record(DROPPED, "answered_before", names)
+        for letter in settled.old_letters:
+            name = letter.task_id or "?"
+            self._incidents.record(DEAD_DROPPED, letter.reason, [name], f"was {letter.code}")
+
+
+def _name(settlement: Settlement) -> str:
+    return task_name(settlement.entry)

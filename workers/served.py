@@ -11,6 +11,7 @@ from workers.engines.base import Engine
 from workers.executor import Executor
 from workers.feed import Feed
 from workers.files import RowFiles
+from workers.incidents import Incidents
 from workers.intake import Intake
 from workers.metrics import Counters
 from workers.models import ModelConfig
@@ -41,6 +42,7 @@ class Served:
         self.engine = engine
         self.counters = Counters()
         self.stages = Stages()
+        self.incidents = Incidents(config.name, self.counters)
         self.inbox = Inbox(link, config.name, settings.letter_limits)
         self._consumer = consumer
         self._settings = settings
@@ -56,10 +58,22 @@ class Served:
         self.ledger = Ledger()
         self.feed = Feed(self.spec.max_batch, config.max_delay_ms, self._clock)
         runner = BatchRunner(
-            self.engine, self.spec, self._files, self.counters, self.stages, self._clock
+            self.engine,
+            self.spec,
+            self._files,
+            self.counters,
+            self.stages,
+            self.incidents,
+            self._clock,
         )
         self.replier = Replier(
-            self.inbox, self.counters, self.stages, self._settled, self._on_death, self._clock
+            self.inbox,
+            self.counters,
+            self.stages,
+            self.incidents,
+            self._settled,
+            self._on_death,
+            self._clock,
         )
         self.executor = Executor(
             self.engine,
@@ -69,11 +83,13 @@ class Served:
             config.slots,
             self.replier.put,
             self._on_death,
+            self.incidents,
         )
         self.intake = Intake(
             self.spec,
             self.counters,
             self.stages,
+            self.incidents,
             self._clock,
             bulk_allowed=bool(settings.bulk_folders),
             max_deliveries=settings.max_deliveries,
@@ -106,7 +122,7 @@ class Served:
             self.feed,
             self.replier,
             self.ledger,
-            self.counters,
+            self.incidents,
             limits,
             self._clock,
             stopping,
