@@ -50,7 +50,8 @@ class DeadLetter(NamedTuple):
 class OldLetter(NamedTuple):
     """A letter that went for a newer one: because of the `count` of letters or of their `bytes`."""
 
-    task_id: str
+    #: Of its task, or `letter:<its own id>` where that is unknown.
+    name: str
     code: str
     reason: str
 

@@ -153,8 +153,7 @@ class Replier:
         names = [_name(settlements[number]) for number in settled.dropped]
         self._incidents.record(DROPPED, "answered_before", names)
         for letter in settled.old_letters:
-            name = letter.task_id or "?"
-            self._incidents.record(DEAD_DROPPED, letter.reason, [name], f"was {letter.code}")
+            self._incidents.record(DEAD_DROPPED, letter.reason, [letter.name], f"was {letter.code}")
 
 
 def _name(settlement: Settlement) -> str:

@@ -32,7 +32,7 @@ local function field_of(fields, name)
 end
 
 -- Keeps a letter and drops the oldest ones for it. A frame too large to be kept at all is left out.
--- Adds {task id, code, 'count' or 'bytes'} of each dropped letter to `dropped`.
+-- Adds {task id (or the letter's), code, 'count' or 'bytes'} of each dropped letter to `dropped`.
 local function keep_letter(letters, bytes, fields, frame, max_letters, max_bytes, ttl_s, dropped)
   if frame and bytes_of_fields(fields) + #frame <= max_bytes then
     fields[#fields + 1] = 'd'
@@ -55,7 +55,11 @@ local function keep_letter(letters, bytes, fields, frame, max_letters, max_bytes
     end
     local oldest = redis.call('XRANGE', letters, '-', '+', 'COUNT', 1)[1][1]
     local gone = take_letter(letters, bytes, oldest)
-    dropped[#dropped + 1] = {field_of(gone, 'task') or '', field_of(gone, 'code') or '', reason}
+    local name = field_of(gone, 'task')
+    if not name or name == '' then
+      name = 'letter:' .. oldest
+    end
+    dropped[#dropped + 1] = {name, field_of(gone, 'code') or '', reason}
   end
   redis.call('XADD', letters, '*', unpack(fields))
   redis.call('INCRBY', bytes, added)
