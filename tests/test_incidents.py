@@ -394,6 +394,8 @@ def test_redis_is_away_while_the_worker_stops(
     scene.runtime.close()
     scene.check(
         ("abandoned", "redis_unavailable", "c-1"),
+        ("reply_retried", "redis_unavailable", "c-busy1"),
+        ("reply_retried", "redis_unavailable", "c-busy2"),
         ("dropped", "redis_unavailable", "c-busy1"),
         ("dropped", "redis_unavailable", "c-busy2"),
     )

@@ -40,6 +40,7 @@ RECLAIMED = "reclaimed"
 RELEASED = "released"
 LOST = "lost"
 RETURNED = "returned"
+REPLY_RETRIED = "reply_retried"
 ABANDONED = "abandoned"
 ROWS_FAILED = "rows_failed"
 DROPPED = "dropped"
@@ -59,6 +60,7 @@ KINDS: dict[str, Kind] = {
     RETURNED: Kind(logging.WARNING, ("device_lost",)),
     ABANDONED: Kind(logging.ERROR, ("redis_unavailable", "drain_grace")),
     LOST: Kind(logging.WARNING, ("lease_expired",)),
+    REPLY_RETRIED: Kind(logging.WARNING, ("redis_unavailable",)),
     DROPPED: Kind(logging.WARNING, ("answered_before", "redis_refused", "redis_unavailable")),
     DEAD_DROPPED: Kind(logging.WARNING, ("count", "bytes")),
 }

@@ -15,8 +15,7 @@ for _, one in ipairs(cmsgpack.unpack(ARGV[5])) do
 end
 local frames, answered, dropped, old_letters, rows, bytes = {}, 0, {}, {}, 0, 0
 local ids = {{}, {}, {}}
-local marks = redis.call('EXISTS', cancelled) == 1
-local held_before = redis.call('EXISTS', holders) == 1
+local marks = redis.call('EXISTS', cancelled, holders) > 0
 for number = 0, #facts / 5 - 1 do
   local first = number * 5
   local stream_index, id, reply_index = facts[first + 1] + 1, facts[first + 2], facts[first + 3]
@@ -27,8 +26,6 @@ for number = 0, #facts / 5 - 1 do
     deleted[#deleted + 1] = id
     if marks then
       redis.call('ZREM', cancelled, facts[first + 1] .. ':' .. id)
-    end
-    if held_before then
       redis.call('HDEL', holders, facts[first + 1] .. ':' .. id)
     end
     rows = rows + facts[first + 4]
