@@ -321,13 +321,13 @@ def test_from_poison_to_a_stored_result(
         frame = encode_task(
             InferenceTask(task_id, 1, (Tensor("x", "uint8", (1, 16), row.tobytes()),))
         )
-        raw.xgroup_create(inbox.keys.low, keys.GROUP, "0", mkstream=True)
-        raw.xadd(inbox.keys.low, {"d": frame})
-        taken = raw.xreadgroup(keys.GROUP, "died-1", {inbox.keys.low: ">"}, count=1)
-        entry_id = taken[0][1][0][0]
-        raw.xclaim(
-            inbox.keys.low, keys.GROUP, "died-2", 0, [entry_id], idle=60_000, retrycount=2,
-        )  # fmt: skip
+        inbox.ensure_groups()
+        low = inbox.keys.low
+        with raw.pipeline(transaction=True) as at_once:
+            at_once.xadd(low, {"d": frame}, id="1-1")
+            at_once.xreadgroup(keys.GROUP, "died-1", {low: ">"}, count=1)
+            at_once.xclaim(low, keys.GROUP, "died-2", 0, ["1-1"], idle=60_000, retrycount=2)
+            at_once.execute()
         assert int(client.submit("checksum", row).result(20)) == onnx_models.checksum(row[None])[0]
         until(lambda: inbox.look().dead == 1)
         listed = json.loads(run("dead", "list", "--json").stdout)
@@ -436,3 +436,10 @@ def test_a_changed_model_keeps_its_letters(queue: Queue, connection: redis.Redis
     with pytest.raises(WrongDtype):
         queue.letters.requeue(letter)
     assert len(queue.letters) == 1
+
+
+@pytest.mark.parametrize("command", ["list", "show", "requeue", "drop"])
+def test_each_help_shows_an_example(run: Run, command: str) -> None:
+    shown = run("dead", command, "--help")
+    assert shown.exit_code == 0
+    assert f"trtq dead {command}" in shown.stdout

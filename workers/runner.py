@@ -180,8 +180,10 @@ class BatchRunner:
         """The settlement of a task that ends with an error."""
         self._counters.failed += 1
         self._stages.failure(failure.code)
+        # Of other errors the text says all, and their causes may quote a client's file.
+        cause = failure.__cause__ if isinstance(failure, EngineFailed) else None
         name = held.task.task_id
-        self._incidents.record(FAILED, failure.code, [name], failure.message, failure.__cause__)
+        self._incidents.record(FAILED, failure.code, [name], failure.message, cause)
         reply = Reply(held.task.task_id, error_code=failure.code, error_message=failure.message)
         return self._settle(held, reply)
 

@@ -321,8 +321,10 @@ class Turn:
         if not entries:
             return
         try:
-            self._inbox.release(self._consumer, entries, self._limits.lease_ms)
-            self._incidents.record(RELEASED, "stopping", _names(entries))
+            released = self._inbox.release(self._consumer, entries, self._limits.lease_ms)
+            lost = len(entries) - released
+            detail = f"{lost} of them were no longer this worker's" if lost else ""
+            self._incidents.record(RELEASED, "stopping", _names(entries), detail)
         except LINK_ERRORS as failure:
             detail = f"come back when their lease runs out: {failure}"
             self._incidents.record(ABANDONED, RedisUnavailable.code, _names(entries), detail)

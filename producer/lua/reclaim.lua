@@ -42,6 +42,7 @@ for index = 3, #KEYS do
             answer[#answer + 1] = {place, deliveries, taken[1], owner == 'released' and 1 or 0, found}
           else
             redis.call('XACK', stream, group, id)
+            redis.call('HDEL', KEYS[1], place .. ':' .. id)
             redis.call('HINCRBY', KEYS[2], 'vanished:deleted', 1)
             gone[#gone + 1] = place .. ':' .. id
           end
