@@ -82,6 +82,12 @@ class UnknownModel(InvalidInput):
     code = "unknown_model"
 
 
+class UnknownDeadLetter(InvalidInput):
+    """No dead letter of that id: never there, dropped, requeued or expired."""
+
+    code = "unknown_dead_letter"
+
+
 class WrongInputName(InvalidInput):
     """An input is missing, or the model has none of that name."""
 

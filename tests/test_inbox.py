@@ -19,12 +19,16 @@ from hypothesis.stateful import (
 )
 
 from producer import keys
+from producer.entries import Settled
 from producer.inbox import BELL_TTL_MS, SCRIPT_BYTES, TURN_LEASE_MS, Entry, Inbox, Settlement
+from producer.letters import encode_letter
 from producer.link import Link
 from producer.task import Reply
 from producer.wire import decode_replies, encode_reply
 from tests.support.processes import until
 from tests.support.specs import SPEC
+
+LETTER = encode_letter("c-1", "poison_task", "killed", 1, 1, 4, ["w1"], b"1-0", 1)
 
 
 class Adder:
@@ -187,8 +191,8 @@ def test_limits_of_rows_and_bytes(inbox: Inbox, add: Adder) -> None:
 def test_settling_answers_once(inbox: Inbox, add: Adder, connection: redis.Redis) -> None:
     add([b"a", b"b"])
     entries = inbox.claim("w", 10).entries
-    assert inbox.settle([answer(e, b"<%s>" % (e.frame or b"")) for e in entries]) == (2, 0)
-    assert inbox.settle([answer(e, b"again") for e in entries]) == (0, 2)
+    assert inbox.settle([answer(e, b"<%s>" % (e.frame or b"")) for e in entries]) == Settled(2)
+    assert inbox.settle([answer(e, b"again") for e in entries]) == Settled(0, (0, 1))
     assert replies(connection) == [b"<a><b>"]
     assert connection.ttl(keys.reply("c")) > 0
     assert inbox.look()[:6] == (0, 0, 0, 0, 0, 0)
@@ -199,11 +203,26 @@ def test_settling_stores_and_keeps_the_dead(
 ) -> None:
     add([b"a"])
     (entry,) = inbox.claim("w", 10).entries
-    inbox.settle([Settlement(entry, 1, None, b"r", "trtq:result:c-1", 60, b"record")])
+    inbox.settle([Settlement(entry, 1, None, b"r", "trtq:result:c-1", 60, LETTER)])
     assert connection.get("trtq:result:c-1") == b"r"
     assert connection.ttl("trtq:result:c-1") > 0
     assert inbox.look().dead == 1
     assert replies(connection) == []
+
+
+@pytest.mark.parametrize("fields", [{"d": b""}, {"other": b"x"}, {"d": b"a", "r": b"0"}])
+def test_an_entry_of_no_bytes_or_rows_ends_like_any_other(
+    inbox: Inbox, connection: redis.Redis, fields: dict[str, bytes]
+) -> None:
+    inbox.ensure_groups()
+    first, second, third = (connection.xadd(inbox.keys.normal, fields) for _ in range(3))
+    (entry,) = inbox.enter("w", 1).entries
+    assert entry.entry_id == first
+    assert inbox.settle([answer(entry)]) == Settled(1)
+    assert inbox.cancel(1, second) == 1
+    assert inbox.purge() == ([fields["d"]] if "d" in fields else [])
+    assert not connection.exists(inbox.keys.normal) or not connection.xlen(inbox.keys.normal)
+    assert third != second
 
 
 def test_a_late_worker_cannot_answer_twice(
@@ -215,8 +234,8 @@ def test_a_late_worker_cannot_answer_twice(
     assert taken.deliveries == 1
     assert inbox.renew("late", [late]) == {(1, late.entry_id)}
     assert inbox.renew("other", [taken]) == frozenset()
-    assert inbox.settle([answer(late, b"late")]) == (1, 0)
-    assert inbox.settle([answer(taken, b"other")]) == (0, 1)
+    assert inbox.settle([answer(late, b"late")]) == Settled(1)
+    assert inbox.settle([answer(taken, b"other")]) == Settled(0, (0,))
     assert replies(connection) == [b"late"]
 
 

@@ -19,6 +19,7 @@ from producer.spec import ModelSpec
 from workers.batcher import Held
 from workers.engines.base import Engine, Slot
 from workers.feed import Feed
+from workers.incidents import RETURNED, Incidents
 from workers.runner import BatchRunner
 
 log = logging.getLogger("trtq.executor")
@@ -42,6 +43,7 @@ class Executor:
         slots: int,
         deliver: Callable[[list[Settlement], bool], None],
         on_death: Callable[[str], None],
+        incidents: Incidents,
     ) -> None:
         self._engine = engine
         self._spec = spec
@@ -50,6 +52,7 @@ class Executor:
         self._slots = slots
         self._deliver = deliver
         self._on_death = on_death
+        self._incidents = incidents
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -120,7 +123,9 @@ class Executor:
     def _run(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
         try:
             return self._runner.run(slot, batch)
-        except DeviceLost:
+        except DeviceLost as failure:
+            names = [held.task.task_id for held in batch]
+            self._incidents.record(RETURNED, failure.code, names, failure.message)
             # Not the tasks' fault: they wait again, and the stopping turn hands them back.
             self._feed.add(batch)
             raise

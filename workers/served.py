@@ -11,6 +11,7 @@ from workers.engines.base import Engine
 from workers.executor import Executor
 from workers.feed import Feed
 from workers.files import RowFiles
+from workers.incidents import Incidents
 from workers.intake import Intake
 from workers.metrics import Counters
 from workers.models import ModelConfig
@@ -43,7 +44,8 @@ class Served:
         self.engine = engine
         self.counters = Counters()
         self.stages = Stages()
-        self.inbox = Inbox(link, config.name)
+        self.incidents = Incidents(config.name, self.counters)
+        self.inbox = Inbox(link, config.name, settings.letter_limits)
         self._consumer = consumer
         self._settings = settings
         self._files = files
@@ -64,6 +66,7 @@ class Served:
             self._files,
             self.counters,
             self.stages,
+            self.incidents,
             self._clock,
             self._ranges,
         )
@@ -71,6 +74,7 @@ class Served:
             self.inbox,
             self.counters,
             self.stages,
+            self.incidents,
             self._settled,
             self._on_death,
             self._clock,
@@ -84,11 +88,13 @@ class Served:
             config.slots,
             self.replier.put,
             self._on_death,
+            self.incidents,
         )
         self.intake = Intake(
             self.spec,
             self.counters,
             self.stages,
+            self.incidents,
             self._clock,
             bulk_allowed=bool(settings.bulk_folders),
             max_deliveries=settings.max_deliveries,
@@ -122,7 +128,7 @@ class Served:
             self.feed,
             self.replier,
             self.ledger,
-            self.counters,
+            self.incidents,
             limits,
             self._clock,
             stopping,

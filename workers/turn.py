@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from producer.connection import LINK_ERRORS
-from producer.errors import TrtqError
+from producer.errors import RedisUnavailable
 from producer.inbox import Claim, Entry, Inbox, Settlement
+from producer.text import shown_name
 from workers.batcher import Held
 from workers.feed import Feed
+from workers.incidents import ABANDONED, LOST, RECLAIMED, RELEASED, Incidents, task_name
 from workers.intake import Intake
-from workers.metrics import Counters
 from workers.ranges import CLAIM, NO_RANGES, WAIT, Ranges
 from workers.replies import Replier
 
@@ -99,7 +100,7 @@ class Turn:
         feed: Feed,
         replier: Replier,
         ledger: Ledger,
-        counters: Counters,
+        incidents: Incidents,
         limits: TurnLimits,
         clock: Callable[[], float],
         stopping: Callable[[], bool],
@@ -112,7 +113,7 @@ class Turn:
         self._feed = feed
         self._replier = replier
         self._ledger = ledger
-        self._counters = counters
+        self._incidents = incidents
         self._limits = limits
         self._clock = clock
         self._stopping = stopping
@@ -205,7 +206,7 @@ class Turn:
         if claim.cancelled:
             self._withdraw(
                 lambda held: (held.entry.stream, held.entry.entry_id) in claim.cancelled,
-                self._intake.raise_cancelled,
+                self._intake.cancelled,
             )
         self._take_in(claim.entries, claim.cancelled)
         return self._measure(claim.entries)
@@ -229,7 +230,11 @@ class Turn:
         entries = self._inbox.reclaim(
             self._consumer, limits.lease_ms, limits.held_rows, limits.max_deliveries, False
         )
-        self._counters.reclaimed += len(entries)
+        expired = [entry for entry in entries if not entry.handed_back]
+        workers = ", ".join(dict.fromkeys(shown_name(e.holders[-1]) for e in expired if e.holders))
+        self._incidents.record(RECLAIMED, "lease_expired", _names(expired), f"from {workers}")
+        handed_back = [entry for entry in entries if entry.handed_back]
+        self._incidents.record(RECLAIMED, "handed_back", _names(handed_back))
         self._take_in(entries)
         if not entries and not len(self._ledger):
             return self._run_suspect()
@@ -241,7 +246,10 @@ class Turn:
         suspects = self._inbox.reclaim(
             self._consumer, limits.lease_ms, 1, limits.max_deliveries, True
         )
-        self._counters.reclaimed += len(suspects)
+        for suspect in suspects:
+            workers = ", ".join(map(shown_name, suspect.holders)) or "unknown workers"
+            detail = f"after {suspect.deliveries} deliveries, runs alone; held by {workers}"
+            self._incidents.record(RECLAIMED, "suspect", _names([suspect]), detail)
         self._take_in(suspects)
         while len(self._ledger) and not self._stopping():
             self._feed.wait_idle(_SLICE_MS)
@@ -266,15 +274,14 @@ class Turn:
     def _expire(self) -> None:
         if self._feed.held_rows:
             now_ms = self._clock()
-            self._withdraw(lambda held: held.expires_ms <= now_ms, self._intake.raise_expired)
+            self._withdraw(lambda held: held.expires_ms <= now_ms, self._intake.expired)
 
-    def _withdraw(self, unwanted: Callable[[Held], bool], reason: Callable[[Held], None]) -> None:
-        settlements = []
-        for held in self._feed.withdraw(unwanted):
-            try:
-                reason(held)
-            except TrtqError as failure:
-                settlements.append(self._intake.refused(held, failure))
+    def _withdraw(
+        self,
+        unwanted: Callable[[Held], bool],
+        answer: Callable[[list[Held], str], list[Settlement]],
+    ) -> None:
+        settlements = answer(self._feed.withdraw(unwanted), "held")
         if settlements:
             self._replier.put(settlements)
 
@@ -286,6 +293,7 @@ class Turn:
         if lost:
             # Answered meanwhile, or taken over after a long pause: nothing to run here.
             gone = self._feed.withdraw(lambda h: (h.entry.stream, h.entry.entry_id) in lost)
+            self._incidents.record(LOST, "lease_expired", [held.task.task_id for held in gone])
             self._ledger.closed([held.entry for held in gone])
 
     def _set_clock(self, redis_now_ms: int) -> None:
@@ -312,6 +320,10 @@ class Turn:
                 self._renew()
             except LINK_ERRORS as failure:
                 log.debug("leases were not renewed: %s", failure)
+        if len(self._ledger):
+            detail = "not answered when the turn ended; they come back when their lease runs out"
+            names = _names(self._ledger.entries())
+            self._incidents.record(ABANDONED, "drain_grace", names, detail)
 
     def _hand_back(self) -> None:
         entries = [held.entry for held in self._feed.withdraw(lambda held: True)]
@@ -319,7 +331,14 @@ class Turn:
             return
         try:
             released = self._inbox.release(self._consumer, entries, self._limits.lease_ms)
-            self._counters.released += released
+            lost = len(entries) - released
+            detail = f"{lost} of them were no longer this worker's" if lost else ""
+            self._incidents.record(RELEASED, "stopping", _names(entries), detail)
         except LINK_ERRORS as failure:
-            log.warning("%d tasks come back when their lease runs out: %s", len(entries), failure)
+            detail = f"come back when their lease runs out: {failure}"
+            self._incidents.record(ABANDONED, RedisUnavailable.code, _names(entries), detail)
         self._ledger.closed(entries)
+
+
+def _names(entries: Iterable[Entry]) -> list[str]:
+    return [task_name(entry) for entry in entries]
