@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from workers.launch import launch, make_plans, parse_devices
+from workers.devices import parse_devices
+from workers.launch import launch, make_plans
 
 
 def main() -> int:
