@@ -132,13 +132,16 @@ class Inbox:
         answer = self._link.script("add", script_keys, args)
         return bool(answer[0]), answer[1:]
 
-    def cancel(self, priority: int, entry_id: bytes) -> int:
-        """1: removed before anyone claimed it. 0: its worker is told. -1: already answered."""
+    def cancel(self, priority: int, entry_id: bytes, rows: int, size_bytes: int) -> int:
+        """1: removed before anyone claimed it. 0: its worker is told. -1: already answered.
+
+        `rows` and `size_bytes` of the task, as they were added.
+        """
         k = self.keys
         removed: int = self._link.script(
             "cancel",
             (k.streams[priority], k.cancelled, k.load),
-            [GROUP, entry_id, CANCEL_MARK_MS, priority],
+            [GROUP, entry_id, CANCEL_MARK_MS, priority, rows, size_bytes],
         )
         return removed
 

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from producer.commands.shared import DEFAULT_URL, RedisUrl
+from producer.commands.shared import RedisUrl, url_for
 
 
 def exporter(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 9460,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Serve queue depths, ages and workers as Prometheus metrics, read from Redis at each look.
 
@@ -29,7 +29,7 @@ def exporter(
             f"trtq exporter needs prometheus-client ({failure}): pip install 'trtq[metrics]'"
         ) from failure
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with connect(redis_url) as connection:
+    with connect(url_for(redis_url)) as connection:
         served = Exporter(connection, host, port)
         served.start()
         try:

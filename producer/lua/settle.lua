@@ -1,8 +1,8 @@
 -- Answers, acknowledges and deletes in one step. Whoever acknowledges an entry first answers it;
 -- a later answer to the same entry (from a worker that lost its lease) is dropped.
--- KEYS  load, cancelled, dead, streams (3), reply streams
+-- KEYS  load, cancelled, dead, streams (3), reply lists
 -- ARGV  group, reply expiry in s, dead list limit,
---       msgpack array of five facts per entry: stream index, id, reply stream index or -1, rows,
+--       msgpack array of five facts per entry: stream index, id, reply list index or -1, rows,
 --       bytes; msgpack array of {entry number from 0, result key or '', store in s, dead record
 --       or ''} for those that are kept; then each entry's reply frame
 -- Returns {answered, dropped}
@@ -55,11 +55,8 @@ for stream_index, deleted in ipairs(ids) do
 end
 for reply_index, joined in pairs(frames) do
   local key = KEYS[7 + reply_index]
-  redis.call('XADD', key, '*', 'd', table.concat(joined))
-  -- The reader renews the expiry of a stream that it knows; a new one has none yet.
-  if redis.call('XLEN', key) == 1 then
-    redis.call('EXPIRE', key, ARGV[2])
-  end
+  redis.call('RPUSH', key, table.concat(joined))
+  redis.call('EXPIRE', key, ARGV[2])
 end
 if answered > 0 then
   local left = redis.call('HINCRBY', load, 'rows', -rows)
