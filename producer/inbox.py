@@ -226,19 +226,25 @@ class Inbox:
         k = self.keys
         replies: dict[str, int] = {}
         facts: list[Any] = []
-        kept: list[Any] = []
+        kept: list[tuple[int, Settlement]] = []
         for number, s in enumerate(settlements):
             place = -1 if s.client is None else replies.setdefault(s.client, len(replies))
             entry = s.entry
             size = len(entry.frame) if entry.frame else 0
             facts += (entry.stream, entry.entry_id, place, s.rows, size)
             if s.result_key or s.dead_record:
-                kept.append((number, s.result_key, s.store_s, s.dead_record))
+                kept.append((number, s))
         # One argument for all small facts: each argument costs both sides about a microsecond.
-        args = [GROUP, REPLY_TTL_S, DEAD_LIMIT, _packed(facts), _packed(kept)]
-        args += [s.reply for s in settlements]
         script_keys = [k.load, k.cancelled, k.dead, *k.streams]
         script_keys += [keys.reply(client) for client in replies]
+        rest: list[Any] = []
+        for number, s in kept:
+            if s.result_key:
+                script_keys.append(s.result_key)
+            place = len(script_keys) if s.result_key else 0
+            rest.append((number, place, s.store_s, s.dead_record))
+        args = [GROUP, REPLY_TTL_S, DEAD_LIMIT, _packed(facts), _packed(rest)]
+        args += [s.reply for s in settlements]
         answered, dropped = self._link.script("settle", script_keys, args)
         return answered, dropped
 
