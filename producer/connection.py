@@ -28,6 +28,8 @@ LINK_ERRORS = (
 #: The same, and what passes on a server that answers: a full disk, a failover, a busy script.
 PASSING_ERRORS = (*LINK_ERRORS, redis.exceptions.ResponseError)
 
+_SSL_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
 
 class _Redis(redis.Redis):
     """Says which command a user may not run: Redis does not name the key."""
@@ -122,7 +124,7 @@ def access_denied(failure: Exception, url: str = "") -> AccessDenied:
 def _tls_error(failure: BaseException | None) -> ssl.SSLError | None:
     while failure is not None:
         # A server that goes away in the middle of TLS is not one that cannot be trusted.
-        if isinstance(failure, ssl.SSLError) and not isinstance(failure, ssl.SSLEOFError):
+        if isinstance(failure, ssl.SSLError) and not isinstance(failure, _SSL_ENDED):
             return failure
         failure = failure.__cause__ or failure.__context__
     return None
