@@ -201,6 +201,9 @@ NOT_FOR_PRODUCERS: list[tuple[Any, ...]] = [
 ]
 
 
+REFUSED = r"no permissions|executing the script|not allowed"
+
+
 @pytest.mark.parametrize("command", NOT_FOR_PRODUCERS, ids=lambda c: " ".join(map(str, c))[:60])
 def test_a_producer_cannot(guarded: Guarded, command: tuple[Any, ...]) -> None:
     admin = guarded.admin
@@ -208,7 +211,7 @@ def test_a_producer_cannot(guarded: Guarded, command: tuple[Any, ...]) -> None:
     admin.set("trtq:result:bob.1-0", "secret")
     with (
         connect(guarded.url("alice")) as connection,
-        pytest.raises(redis.exceptions.ResponseError, match=r"no permissions|executing the script|not allowed"),
+        pytest.raises(redis.exceptions.ResponseError, match=REFUSED),
     ):
         connection.execute_command(*command)
     assert admin.lrange("trtq:reply:bob.1", 0, -1)[:1] == [b"secret"]
