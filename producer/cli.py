@@ -58,6 +58,10 @@ _add(
 _add(dead.requeue, "trtq dead requeue digits 1760000000000-0", to=dead_app)
 _add(dead.drop, "trtq dead drop digits --all --yes", to=dead_app)
 _add(operate.exporter, "trtq exporter --port 9460")
+_add(
+    operate.acl,
+    "trtq acl --admin root --worker gpu --producer web --passwords secrets --generate > users.acl",
+)
 _add(serve.redis, "trtq redis --port 6379 --dir ./redis-data")
 
 

@@ -43,22 +43,25 @@ log = logging.getLogger("trtq.client")
 class Client:
     """A connection to trtq. Thread-safe; one is enough for a process.
 
-    `redis_url` goes before `settings.redis_url` (which reads TRTQ_REDIS_URL). `name` becomes the
-    first part of the client's id, for logs and access rules. Use it as a context manager, or
-    call `start` and `close`. After a fork, make a new client in the child.
+    `redis_url` goes before `settings.redis_url` (which reads TRTQ_REDIS_URL). The client's id is
+    `<name>.<hex>`; access rules and logs know it by `name`, which comes from here, from
+    `settings.client_name` (TRTQ_CLIENT_NAME), from the user of the Redis URL, or is "client".
+    Use it as a context manager, or call `start` and `close`. After a fork, make a new client in
+    the child.
     """
 
     def __init__(
         self,
         redis_url: str | None = None,
         *,
-        name: str = "client",
+        name: str | None = None,
         settings: ProducerSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or ProducerSettings()
-        self.redis_url = redis_url or self.settings.redis_url
-        self._name = keys.check_name(name)
+        self.redis_url = self.settings.url_for(redis_url)
+        self._name = name or self.settings.name_at(self.redis_url, "client")
+        keys.check_client_name(self._name)
         self._clock = clock
         self._ticket_lock = threading.Lock()
         self._start_lock = threading.Lock()
@@ -66,7 +69,11 @@ class Client:
         self._forked = False
 
     def start(self) -> Client:
-        """Connects; raises RedisUnavailable if Redis does not answer, ConfigError for a bad URL."""
+        """Connects.
+
+        Raises RedisUnavailable if Redis does not answer, ConfigError for a bad URL, AccessDenied
+        and TlsFailed (both ConfigError).
+        """
         with self._start_lock:
             if self._open:
                 return self
@@ -89,7 +96,8 @@ class Client:
                 self._mailbox.forget,
                 lambda: self._mailbox.open_tickets,
             )
-            self._mailbox.start()
+            with named_errors(self.redis_url):
+                self._mailbox.start()
             self._outbox.start()
             _tell_child(self)
             self._open = True
@@ -290,7 +298,9 @@ class Client:
 
     def _remove(self, ticket: Ticket, entry_id: bytes) -> bool:
         with named_errors(self.redis_url):
-            removed = Inbox(self._link, ticket.model).cancel(ticket.priority, entry_id) == 1
+            inbox = Inbox(self._link, ticket.model)
+            rows, size_bytes = ticket.rows, ticket.size_bytes
+            removed = inbox.cancel(ticket.priority, entry_id, rows, size_bytes) == 1
         if removed:
             log.info("task %s of model %r is cancelled [unclaimed]", ticket.task_id, ticket.model)
         return removed
@@ -338,6 +348,8 @@ class Client:
             now + task.ttl_ms / 1000,
             self,
             self._ticket_lock,
+            task.rows,
+            len(frame),
         )
         self._mailbox.expect(ticket)
         try:
