@@ -44,7 +44,7 @@ def bulk(
         int | None, typer.Option(min=1, help="Rows of one task; the model's batch by default.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted job; failed rows again.")
+        bool, typer.Option("--resume", help="Go on with an interrupted job, failed rows again.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an output that exists.")
@@ -140,6 +140,11 @@ def _progress_bar(model: str) -> Iterator[Callable[[BulkProgress], None]]:
 def _show(summary: BulkSummary, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(summary._asdict(), default=_text))
+        return
+    if not summary.tasks and not summary.failed:
+        typer.echo(f"already done: all {summary.rows:,} rows were finished before, nothing was run")
+        for path in summary.output_paths:
+            typer.echo(f"output  {path}")
         return
     resumed = f" ({summary.resumed_rows:,} of them done before)" if summary.resumed_rows else ""
     typer.echo(
