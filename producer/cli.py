@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -18,6 +20,29 @@ app = typer.Typer(
     help="Queue inference tasks, run them in batches, get the results.",
     epilog="Start with: trtq redis, then trtq worker, then trtq models.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        version = metadata.version("trtq")
+    except metadata.PackageNotFoundError:
+        version = "of a source tree that is not installed"
+    typer.echo(f"trtq {version}")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def _add(command: Callable[..., None], *examples: str) -> None:

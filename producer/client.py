@@ -238,7 +238,8 @@ class Client:
     def result(self, task_id: str, *, by_name: bool = False) -> Any:
         """The stored result of a task submitted with `store=True`, always with its batch axis.
 
-        `by_name` gives a dict by output name also for a model with one output. Raises the task's own error, or ResultMissing if there is none (yet, or any more).
+        `by_name` gives a dict by output name also for a model with one output. Raises the task's
+        own error, ResultMissing if there is none (yet, or any more), CorruptMessage.
         """
         self._check_open()
         with named_errors(self.redis_url):

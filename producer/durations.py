@@ -34,6 +34,6 @@ def _seconds(value: Any) -> float | None:
         return None
     try:
         seconds = float(value)
-    except OverflowError:
-        seconds = _MOST_S if value > 0 else -1.0
+    except OverflowError:  # a whole number of more than 300 digits
+        return None
     return min(seconds, _MOST_S) if math.isfinite(seconds) else None

@@ -29,7 +29,7 @@ def convert(spec: ModelSpec, path: Path, target: Path) -> None:
     Raises MissingExtra, FileMissing, FileFormat, OutputFailed.
     """
     try:
-        import pyarrow
+        import pyarrow  # noqa: F401
     except ImportError as error:
         raise MissingExtra(
             f"{str(path)!r} needs pyarrow: pip install 'trtq[bulk]', or give a .npy file"
@@ -154,7 +154,10 @@ def _is_list(kind: Any) -> bool:
 
 def _numbers(column: Any, wanted: Any, name: str, path: str) -> Any:
     if column.type != wanted:
-        raise FileFormat(f"{path!r}: column {quoted(name)} is of {str(column.type)[:200]}, the model takes {wanted}")
+        raise FileFormat(
+            f"{path!r}: column {quoted(name)} is of {str(column.type)[:200]}, the model takes "
+            f"{wanted}"
+        )
     if column.null_count:
         raise FileFormat(f"{path!r}: column {quoted(name)} holds nulls")
     return column.to_numpy(zero_copy_only=False)

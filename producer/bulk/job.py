@@ -52,10 +52,10 @@ def run_bulk(
     `window` tasks of `rows_per_task` rows (default: the model's max_batch) are under way at once.
     `resume` goes on with an interrupted job, trying failed rows again, starts anew where there is
     no output yet, and runs nothing where the same job has ended without failed rows (`tasks` is 0
-    and `resumed_rows` all rows then); `overwrite` replaces an existing output. `deadline_s` is one task's.
-    Redis may be away for `redis_patience_s` seconds, counted from when that was noticed (within
-    TRTQ_SPEC_TTL_S and a second). `progress` is called about once a task and once a second, in
-    this thread.
+    and `resumed_rows` all rows then); `overwrite` replaces an existing output. `deadline_s` is one
+    task's. Redis may be away for `redis_patience_s` seconds, counted from when that was noticed
+    (within TRTQ_SPEC_TTL_S and a second). `progress` is called about once a task and once a
+    second, in this thread.
 
     Beside the output lie `<output>.state`, which says what the job was and how far it is, and
     `<output>.errors.jsonl` ({"row", "code", "message"} a line) if rows failed; those rows are
@@ -227,7 +227,7 @@ def _check_same_spec(model: str, recorded: Any, now: dict[str, Any]) -> None:
         if before.get(key) != now.get(key)
     ]
     raise OutputMismatch(
-        f"model {model!r} has changed since the job began ({'; '.join(changes[:20])}) and the output "
-        "would hold rows of both: serve the earlier one again and resume, or overwrite the output, "
-        "or name another"
+        f"model {model!r} has changed since the job began ({'; '.join(changes[:20])}) and the "
+        "output would hold rows of both: serve the earlier one again and resume, or overwrite the "
+        "output, or name another"
     )

@@ -72,7 +72,8 @@ def _archive(content: bytes, where: str) -> dict[str, Any]:
             for member in members:
                 if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise FileFormat(
-                        f"{where!r}: {quoted(member.filename)} is compressed as numpy does not do it"
+                        f"{where!r}: {quoted(member.filename)} is compressed otherwise than by "
+                        "deflate"
                     )
                 name = member.filename.removesuffix(".npy")
                 with archive.open(member) as file:
@@ -92,7 +93,9 @@ def _json(content: bytes, where: str) -> Any:
             f"{where!r} is neither .npy, .npz nor JSON: {str(failure)[:300]}"
         ) from None
     if value is None or isinstance(value, str):
-        raise FileFormat(f"{where!r} holds {quoted(value)}; give numbers, lists, or an object of lists")
+        raise FileFormat(
+            f"{where!r} holds {quoted(value)}; give numbers, lists, or an object of lists"
+        )
     return value
 
 

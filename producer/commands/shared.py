@@ -86,7 +86,9 @@ def _without_password(message: str) -> str:
 
 def show_error(code: str, message: str) -> None:
     """One red line on stderr."""
-    line = " ".join(message.split())
+    from producer.quote import printable
+
+    line = printable(" ".join(message.split()))
     typer.secho(f"error [{code}]: {line}", fg=typer.colors.RED, err=True)
 
 
@@ -122,3 +124,19 @@ def open_redis(redis_url: str) -> Iterator[redis.Redis]:
     with connect(redis_url) as connection, named_errors(redis_url):
         connection.ping()
         yield connection
+
+
+def warn_if_unserved(redis_url: str, model: str) -> None:
+    """One line on stderr if no live worker serves `model`; raises RedisUnavailable."""
+    from producer.inbox import Inbox
+    from producer.link import Link
+
+    with open_redis(redis_url) as connection:
+        workers = Inbox(Link(connection), model).look().workers
+    if not workers:
+        typer.secho(
+            f"warning: no worker serves model {model!r} now; its tasks wait for one until their "
+            "deadline",
+            fg=typer.colors.YELLOW,
+            err=True,
+        )
