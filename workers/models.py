@@ -30,7 +30,8 @@ _DEFAULT_SLOTS = {"onnxruntime": 1, "tensorrt": 3}
 
 _MOST_ROWS = 2**31 - 1
 #: A configuration has some hundred bytes, one with many profiles some thousand.
-_MOST_BYTES = 64 << 10
+_MOST_BYTES = 16 << 10
+_MOST_LEVELS = 20
 _MOST_PARTS = 10
 
 
@@ -208,7 +209,16 @@ def _read(file: Path) -> dict[Any, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them stand for more values than memory holds."""
+    """A SafeLoader for short files.
+
+    Refuses aliases, a few lines of which stand for more values than memory holds, and brackets
+    in brackets, for which PyYAML's time grows with their square.
+    """
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= _MOST_LEVELS:
+            raise yaml.YAMLError(f"more than {_MOST_LEVELS} brackets in one another")
+        super().fetch_flow_collection_start(token)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
