@@ -21,7 +21,7 @@ MAX_TENSORS = 256
 #: Whole numbers that Redis' Lua and JSON hold exactly.
 MAX_COUNT = 2**53 - 1
 
-_Size = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+_Size = Annotated[int, Field(ge=0)]
 _Limit = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
 
