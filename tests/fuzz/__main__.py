@@ -56,7 +56,7 @@ def main() -> int:
     Console().print(_table(scores, f"{engine}, {seconds:g} s, {share_s:.1f} s a target"))
     for name, score in scores.items():
         for crash, data in score.crashes.items():
-            print(f"CRASH {name}: {crash}\n  input {data}")
+            print(f"CRASH {name}: {crash}\n  input, in hex: {data[:200]}")
     if given.json is not None:
         facts = {
             "engine": engine,

@@ -16,7 +16,7 @@ from producer.errors import TrtqError
 CONSTANT_BYTES = 4 << 20
 #: Longest text of an error.
 MESSAGE_CHARACTERS = 10_000
-#: Longest time for one input; coverage and the tracing of memory make it ten times as long.
+#: Longest processor time for one input; coverage and the tracing of memory make it ten times as long.
 LIMIT_S = 10.0
 
 
@@ -39,7 +39,7 @@ class Target(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one input did. `crash` names the failure, "" without one."""
+    """What one input did. `crash` names the failure, "" without one. `seconds` of processor."""
 
     refused: bool
     crash: str
@@ -86,7 +86,7 @@ def examine(target: Target, data: bytes) -> Outcome:
     refused, crash = False, ""
     before = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
-    started = time.perf_counter()
+    started_s = time.process_time()
     try:
         target.run(data)
     except TrtqError as failure:
@@ -95,12 +95,12 @@ def examine(target: Target, data: bytes) -> Outcome:
             crash = f"a message of more than {MESSAGE_CHARACTERS} characters at {_place(failure)}"
     except Exception as failure:
         crash = f"{type(failure).__name__} at {_place(failure)}: {str(failure)[:200]}"
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started_s
     peak_bytes = max(0, tracemalloc.get_traced_memory()[1] - before)
     if not crash and peak_bytes > target.bound_bytes(len(data)):
         crash = "more memory than the bound"
     if not crash and seconds > LIMIT_S:
-        crash = f"more than {LIMIT_S:g} s"
+        crash = f"more than {LIMIT_S:g} s of processor time"
     return Outcome(refused, crash, peak_bytes, seconds)
 
 
