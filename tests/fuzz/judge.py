@@ -16,7 +16,7 @@ from producer.errors import TrtqError
 CONSTANT_BYTES = 4 << 20
 #: Longest text of an error.
 MESSAGE_CHARACTERS = 10_000
-#: Longest processor time for one input; coverage and the tracing of memory make it ten times as long.
+#: Longest processor time for one input; coverage and traced memory make it about tenfold.
 LIMIT_S = 10.0
 
 
