@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu check bench clean
+.PHONY: demo test test-gpu check bench fuzz clean
 
 $(VENV)/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,11 @@ check: $(VENV)/.made
 bench: $(VENV)/.made
 	$(BIN)/python -m benchmarks.overhead --json benchmarks-overhead.json
 	$(BIN)/python -m benchmarks.efficiency --json benchmarks-efficiency.json
+
+# Guided by coverage where atheris (the extra `fuzz`) is installed; FUZZ_SECONDS=3600 for longer.
+FUZZ_SECONDS ?= 300
+fuzz: $(VENV)/.made
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --json fuzz.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* demo-output

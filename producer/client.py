@@ -18,9 +18,11 @@ from producer import keys
 from producer.catalog import Catalog
 from producer.config import ProducerSettings
 from producer.connection import connect, named_errors
+from producer.durations import positive_seconds, waiting_seconds
 from producer.errors import (
     ClientClosed,
     ConfigError,
+    CorruptMessage,
     InvalidInput,
     MessageTooLarge,
     ResultMissing,
@@ -32,6 +34,7 @@ from producer.keys import PRIORITIES
 from producer.link import Link
 from producer.mailbox import Mailbox
 from producer.outbox import Letter, Outbox
+from producer.quote import quoted
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, RowReference
 from producer.ticket import Ticket, cancelled
@@ -243,10 +246,11 @@ class Client:
             for ticket in tickets.values():
                 ticket.cancel()
 
-    def result(self, task_id: str) -> Any:
+    def result(self, task_id: str, *, by_name: bool = False) -> Any:
         """The stored result of a task submitted with `store=True`, always with its batch axis.
 
-        Raises the task's own error, or ResultMissing if there is none (yet, or any more).
+        `by_name` gives a dict by output name also for a model with one output. Raises the task's
+        own error, ResultMissing if there is none (yet, or any more), CorruptMessage.
         """
         self._check_open()
         with named_errors(self.redis_url):
@@ -257,10 +261,15 @@ class Client:
                 "or expired"
             )
         assert isinstance(blob, bytes)
-        (reply,) = decode_replies(blob)
+        try:
+            (reply,) = decode_replies(blob)
+        except ValueError:
+            raise CorruptMessage(f"what is stored of task {task_id!r} is not one reply") from None
         if reply.error_code:
             raise from_code(reply.error_code, reply.error_message)
-        return to_arrays(reply.outputs, single=False) if reply.outputs else reply.row_errors
+        if not reply.outputs:
+            return reply.row_errors
+        return to_arrays(reply.outputs, single=False, by_name=by_name)
 
     def spec(self, model: str) -> ModelSpec:
         """What `model` takes and gives; raises UnknownModel, RedisUnavailable, ClientClosed."""
@@ -308,13 +317,13 @@ class Client:
     def _task(
         self, rows: int, deadline: float | None, *, store: bool, **body: Any
     ) -> InferenceTask:
-        seconds = self.settings.default_deadline_s if deadline is None else deadline
-        if not seconds > 0:
-            raise InvalidInput(f"deadline {deadline!r}: give seconds from now, more than 0")
+        seconds = positive_seconds(
+            "deadline", self.settings.default_deadline_s if deadline is None else deadline
+        )
         return InferenceTask(
             f"{self.client_id}-{next(self._numbers):x}",
             rows,
-            ttl_ms=max(1, min(int(seconds * 1000), 2**52)),
+            ttl_ms=max(1, int(seconds * 1000)),
             store_s=self.settings.store_s if store else 0,
             **body,
         )
@@ -331,7 +340,10 @@ class Client:
         try:
             place = PRIORITIES.index(priority)
         except ValueError:
-            raise InvalidInput(f"priority {priority!r}: use one of {PRIORITIES}") from None
+            raise InvalidInput(f"priority {quoted(priority)}: use one of {PRIORITIES}") from None
+        seconds = waiting_seconds(
+            "timeout", self.settings.default_timeout_s if timeout is None else timeout
+        )
         frame = encode_task(task)
         if len(frame) > spec.max_task_bytes:
             raise MessageTooLarge(
@@ -339,7 +351,6 @@ class Client:
                 f"has {len(frame)}; send fewer rows a task or raise max_task_bytes"
             )
         now = self._clock()
-        seconds = self.settings.default_timeout_s if timeout is None else timeout
         ticket = Ticket(
             task.task_id,
             spec.name,

@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from producer.errors import InvalidInput
+from producer.quote import quoted
 
 PRIORITIES = ("high", "normal", "low")
 GROUP = "workers"
@@ -51,7 +52,7 @@ def check_name(name: str) -> str:
     """A model's name as given, or InvalidInput: it becomes part of keys and queue names."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInput(
-            f"model name {name!r}: use 1 to 100 letters, digits, '.', '_' or '-', "
+            f"model name {quoted(name)}: use 1 to 100 letters, digits, '.', '_' or '-', "
             "starting with a letter or digit"
         )
     return name

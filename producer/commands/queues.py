@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 def models(as_json: AsJson = False, redis_url: RedisUrl = None) -> None:
     """List the models that workers have published."""
-    from producer.catalog import Catalog
+    from producer import keys
+    from producer.catalog import read_published
+    from producer.quote import printable
 
     with open_redis(redis_url) as connection:
-        specs = Catalog(connection, 0.0, time.monotonic).all()
+        specs, unreadable = read_published(connection.hgetall(keys.MODELS))
+    for text in unreadable:
+        typer.secho(f"left out: {printable(text)}", fg=typer.colors.RED, err=True)
     if as_json:
         typer.echo(json.dumps([spec.model_dump(mode="json") for spec in specs]))
         return
