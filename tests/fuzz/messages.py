@@ -16,14 +16,15 @@ from rich.console import Console
 
 from producer.catalog import read_published
 from producer.commands.tables import models_table, status_tables
+from producer.entries import entry_of, known_mark
 from producer.errors import TrtqError
-from producer.inbox import _entry, _known_mark
 from producer.inputs import prepare, to_arrays
 from producer.spec import ModelSpec, TensorSpec
 from producer.status import Status, read_report
 from producer.task import InferenceTask, Reply, RowError, RowReference, Tensor
 from producer.wire import decode_replies, decode_task, encode_reply, encode_task
 from tests.fuzz.judge import Target
+from workers.incidents import Incidents
 from workers.intake import Intake
 from workers.metrics import Counters
 from workers.models import ModelConfig
@@ -114,9 +115,16 @@ def _fields(*texts: bytes) -> bytes:
 
 def _intake(data: bytes) -> None:
     deliveries = data[0] % 8 if data else 0
-    entry = _entry(1, (b"1000-0", _pairs(data[1:])), deliveries)
+    entry = entry_of(1, (b"1000-0", _pairs(data[1:])))._replace(deliveries=deliveries)
+    counters = Counters()
     intake = Intake(
-        SPEC, Counters(), Stages(), lambda: 0.0, bulk_allowed=bool(deliveries & 1), max_deliveries=3
+        SPEC,
+        counters,
+        Stages(),
+        Incidents("m", counters),
+        lambda: 0.0,
+        bulk_allowed=bool(deliveries & 1),
+        max_deliveries=3,
     )
     try:
         admitted = intake.admit([entry], 1500)
@@ -222,7 +230,7 @@ TARGETS = [
     ),
     Target(
         "cancellation mark",
-        _known_mark,
+        known_mark,
         lambda: [b"1:1700000000000-0", b"0:1-1"],
         lambda: [b"9" * 100_000 + b":1-0", b":" * 100_000, b"\xff" * 1000],
         8,
