@@ -6,20 +6,18 @@ may be called again after an error without adding or answering anything twice.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import msgpack
 import redis
 
 from producer import keys
 from producer.bell import bell_message
 from producer.keys import GROUP, PRIORITIES
+from producer.limits import RateLimit
 from producer.link import Link
+from producer.packing import key_digest, known_mark, milliseconds, packed, read_mark, row_count
 from producer.spec import ModelSpec
-
-log = logging.getLogger("trtq.inbox")
 
 #: A bell older than this counts as lost. It costs that much time, never a task.
 BELL_TTL_MS = 1000
@@ -42,6 +40,8 @@ class Entry(NamedTuple):
     frame: bytes | None
     rows: int
     deliveries: int = 0
+    #: Digest of its idempotency key, or empty.
+    key: str = ""
 
 
 class Claim(NamedTuple):
@@ -62,6 +62,8 @@ class Settlement(NamedTuple):
     result_key: str = ""
     store_s: int = 0
     dead_record: bytes = b""
+    #: A task that ends without having been run frees its idempotency key.
+    frees_key: bool = False
 
 
 class QueueState(NamedTuple):
@@ -107,8 +109,10 @@ class Inbox:
         client: str,
         flush: int,
         tasks: Sequence[tuple[int, bytes]],
-    ) -> tuple[bool, list[bytes | None]]:
-        """Adds (rows, frame) pairs; returns (rang?, entry ids, None for each that was refused).
+    ) -> tuple[bool, list[bytes | int | None]]:
+        """Adds (rows, frame) pairs; returns (rang?, each pair's entry id).
+
+        Instead of an id, None is a full queue, and a number the ms until a rate limit has room.
 
         `flush` numbers the client's calls for one stream: the same number again returns the
         first answer, so a call whose answer was lost can be repeated.
@@ -124,21 +128,28 @@ class Inbox:
             spec.queue_max_bytes,
             self._bell("work"),
         ]
-        args.append(_packed([rows for rows, _ in tasks]))
-        args += [frame for _, frame in tasks]
+        args += [packed([rows for rows, _ in tasks]), *(frame for _, frame in tasks)]
         stream = k.streams[priority]
         seen = keys.seen(self.model, PRIORITIES[priority], client)
-        script_keys = (stream, k.bells, k.turns, k.workers, k.load, seen, self._queue)
-        answer = self._link.script("add", script_keys, args)
+        answer = self._link.script("add", (stream, seen, *self.add_keys(client)), args)
         return bool(answer[0]), answer[1:]
 
+    def add_keys(self, client: str) -> tuple[str, ...]:
+        """What `lua/_add.lua` works on."""
+        k = self.keys
+        bucket = keys.client_bucket(self.model, client)
+        return (k.bells, k.turns, k.workers, self._queue, k.load, k.limits, k.bucket, bucket)
+
     def cancel(self, priority: int, entry_id: bytes) -> int:
-        """1: removed before anyone claimed it. 0: its worker is told. -1: already answered."""
+        """1: removed before anyone claimed it. 0: its worker is told. -1: already answered.
+
+        -2: it goes on, since other submits of its idempotency key wait for it.
+        """
         k = self.keys
         removed: int = self._link.script(
             "cancel",
             (k.streams[priority], k.cancelled, k.load),
-            [GROUP, entry_id, CANCEL_MARK_MS, priority],
+            [GROUP, entry_id, CANCEL_MARK_MS, priority, keys.record(self.model, "")],
         )
         return removed
 
@@ -164,7 +175,7 @@ class Inbox:
             [GROUP, consumer, TURN_LEASE_MS, count, int(enter)],
         )
         now_ms, marks, *groups = answer
-        cancelled = frozenset(found for mark in marks if (found := _known_mark(mark)))
+        cancelled = frozenset(found for mark in marks if (found := known_mark(mark)))
         entries = [_entry(order[place], raw) for place, raws in groups for raw in raws]
         return Claim(now_ms, cancelled, entries)
 
@@ -207,7 +218,7 @@ class Inbox:
         for entry in entries:
             args += (entry.stream, entry.entry_id)
         lost = self._link.script("renew", (self.keys.turns, *self.keys.streams), args)
-        return frozenset(_mark(mark) for mark in lost)
+        return frozenset(read_mark(mark) for mark in lost)
 
     def release(self, consumer: str, entries: Sequence[Entry], lease_ms: int) -> int:
         """Hands unstarted entries back; returns how many were still ours. Rings if any."""
@@ -229,13 +240,15 @@ class Inbox:
             entry = s.entry
             size = len(entry.frame) if entry.frame else 0
             facts += (entry.stream, entry.entry_id, place, s.rows, size)
-            if s.result_key or s.dead_record:
-                kept.append((number, s.result_key, s.store_s, s.dead_record))
+            if s.result_key or s.dead_record or entry.key:
+                record = keys.record(self.model, entry.key) if entry.key else ""
+                key = (record, int(not s.frees_key), keys.reply(""))
+                kept.append((number, s.result_key, s.store_s, s.dead_record, *key))
         # One argument for all small facts: each argument costs both sides about a microsecond.
-        args = [GROUP, REPLY_TTL_S, DEAD_LIMIT, _packed(facts), _packed(kept)]
+        args = [GROUP, REPLY_TTL_S, DEAD_LIMIT, packed(facts), packed(kept)]
         args += [s.reply for s in settlements]
-        script_keys = [k.load, k.cancelled, k.dead, *k.streams]
-        script_keys += [keys.reply(client) for client in replies]
+        streams = [keys.reply(client) for client in replies]
+        script_keys = [k.load, k.cancelled, k.dead, *k.streams, *streams]
         answered, dropped = self._link.script("settle", script_keys, args)
         return answered, dropped
 
@@ -246,9 +259,12 @@ class Inbox:
         args = [GROUP, consumer, BELL_TTL_MS, self._bell("work left")]
         return bool(self._link.script("leave", script_keys, args))
 
-    def attend(self, consumer: str, ttl_ms: int) -> None:
-        """Marks a live worker of this model."""
-        self._link.script("attend", (self.keys.workers,), [consumer, ttl_ms])
+    def attend(self, consumer: str, ttl_ms: int, rate_limit: RateLimit | None = None) -> None:
+        """Marks a live worker of this model, and publishes the limits that it was given."""
+        args: list[Any] = [consumer, ttl_ms]
+        for name, value in (rate_limit.published() if rate_limit else {}).items():
+            args += (name, value)
+        self._link.script("attend", (self.keys.workers, self.keys.limits), args)
 
     def absent(self, consumer: str) -> None:
         """Takes a worker that stops off the list, and its consumers where they hold nothing."""
@@ -272,8 +288,7 @@ class Inbox:
         _, now_ms, bells, turns, workers, rows, size, dead, *streams = self._look(0, heal=False)
         high, normal, low = streams[0::3]
         ages_ms = tuple(
-            max(0, now_ms - _milliseconds(entry_id)) if entry_id else 0
-            for entry_id in streams[2::3]
+            max(0, now_ms - milliseconds(entry_id)) if entry_id else 0 for entry_id in streams[2::3]
         )
         claimed = sum(streams[1::3])
         return QueueState(
@@ -304,48 +319,32 @@ class Inbox:
         )
         return answer
 
-    def purge(self, count: int = 1000) -> list[bytes]:
-        """Takes up to `count` unclaimed entries out of each stream; returns their frames."""
+    def purge(self, count: int = 1000) -> tuple[list[bytes], list[tuple[str, str]]]:
+        """Takes up to `count` unclaimed entries out of each stream.
+
+        Returns their frames, and (key digest, `<stream index>:<id>`) of those that have a key.
+        """
         frames: list[bytes] = []
-        for stream in self.keys.streams:
-            frames += self._link.script("purge", (stream, self.keys.load), [GROUP, count])
-        return frames
-
-
-def _packed(values: list[Any]) -> bytes:
-    # Redis' own msgpack knows no separate type for bytes.
-    packed: bytes = msgpack.packb(values, use_bin_type=False)
-    return packed
+        keyed: list[tuple[str, str]] = []
+        for index, stream in enumerate(self.keys.streams):
+            script_keys = (stream, self.keys.load)
+            found, pairs = self._link.script("purge", script_keys, [GROUP, count])
+            frames += found
+            for digest, entry_id in zip(pairs[::2], pairs[1::2], strict=True):
+                keyed.append((key_digest(digest), f"{index}:{entry_id.decode()}"))
+        return frames, keyed
 
 
 def _entry(stream: int, raw: Any, deliveries: int = 0) -> Entry:
     entry_id, fields = raw
-    frame, rows = None, b"1"
+    frame, rows, key = None, b"1", b""
     for name, value in zip(fields[0::2], fields[1::2], strict=True):
         if name == b"d":
             frame = value
         elif name == b"r":
             rows = value
-    return Entry(stream, entry_id, frame, _count(rows), deliveries)
-
-
-def _count(text: bytes) -> int:
-    return int(text) if text.isdigit() and len(text) < 16 else 1
-
-
-def _mark(mark: bytes) -> tuple[int, bytes]:
-    stream, _, entry_id = mark.partition(b":")
-    return int(stream), entry_id
-
-
-def _known_mark(mark: bytes) -> tuple[int, bytes] | None:
-    """None for what no client of ours wrote: one bad member must not end every claim."""
-    try:
-        return _mark(mark)
-    except ValueError:
-        log.warning("a cancellation mark is not readable: %r", mark[:64])
-        return None
-
-
-def _milliseconds(entry_id: bytes) -> int:
-    return int(entry_id.partition(b"-")[0])
+        elif name == b"k":
+            key = value
+    return Entry(
+        stream, entry_id, frame, row_count(rows), deliveries, key_digest(key) if key else ""
+    )

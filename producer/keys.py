@@ -31,6 +31,8 @@ class ModelKeys(NamedTuple):
     load: str
     cancelled: str
     dead: str
+    limits: str
+    bucket: str
 
     @property
     def streams(self) -> tuple[str, str, str]:
@@ -54,12 +56,23 @@ def model_keys(model: str) -> ModelKeys:
     return ModelKeys(
         *(f"{base}:in:{priority}" for priority in PRIORITIES),
         *(f"{base}:{part}" for part in ("bells", "turns", "workers", "load", "cancelled", "dead")),
+        *(f"{base}:{part}" for part in ("limits", "bucket")),
     )
 
 
 def seen(model: str, priority: str, client: str) -> str:
     """The last flush of `client` that a stream took, so that a retry adds nothing twice."""
     return f"trtq:{{{model}}}:seen:{priority}:{client}"
+
+
+def record(model: str, digest: str) -> str:
+    """What is known of an idempotency key, given as its digest."""
+    return f"trtq:{{{model}}}:key:{digest}"
+
+
+def client_bucket(model: str, client: str) -> str:
+    """The token bucket of all clients that share the name in the client id `<name>.<hex>`."""
+    return f"trtq:{{{model}}}:bucket:{client.rpartition('.')[0] or client}"
 
 
 def reply(client: str) -> str:

@@ -13,7 +13,13 @@ from typing import Any
 
 from producer import keys
 from producer.connection import LINK_ERRORS, PASSING_ERRORS
-from producer.errors import ClientClosed, DeadlineExceeded, TrtqError, WireError
+from producer.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    ResultMissing,
+    TrtqError,
+    WireError,
+)
 from producer.inbox import REPLY_TTL_S
 from producer.link import Link
 from producer.ticket import Ticket
@@ -50,13 +56,13 @@ class Mailbox:
 
     def expect(self, ticket: Ticket) -> None:
         """From now on a reply to the ticket's task ends it."""
-        self._open[ticket.task_id] = ticket
+        self._open[ticket.reply_id] = ticket
         if self._failure is not None:
             self._fail_all(self._failure)
 
     def forget(self, ticket: Ticket) -> None:
         """The ticket ended by itself."""
-        self._open.pop(ticket.task_id, None)
+        self._open.pop(ticket.reply_id, None)
 
     @property
     def open_tickets(self) -> int:
@@ -93,8 +99,10 @@ class Mailbox:
         next_sweep_s, renewed_s = now_s + _SWEEP_S, now_s
         while not self._stop.is_set():
             try:
-                for entry_id, (_, blob, *_) in self._next(last):
+                for entry_id, (_, blob, *notice) in self._next(last):
                     self._deliver(blob)
+                    if notice:
+                        self._fetch(notice)
                     last = entry_id
                     read_bytes += len(blob)
                 now_s = self._clock()
@@ -138,10 +146,28 @@ class Mailbox:
         except WireError as failure:
             log.error("an unreadable reply was skipped: %s", failure)
 
+    def _fetch(self, notice: list[bytes]) -> None:
+        """Answers a ticket that waited for another submit's task from that task's stored reply."""
+        fields = dict(zip(notice[::2], notice[1::2], strict=True))
+        waiter, task_id = (fields.get(name, b"").decode() for name in (b"waiter", b"task"))
+        ticket = self._open.get(waiter)
+        if ticket is None:
+            return
+        blob = self._link.call("GET", keys.result(task_id))
+        self.forget(ticket)
+        try:
+            for reply in decode_replies(blob or b""):
+                ticket.answer(reply)
+        except WireError as failure:
+            ticket.fail(failure)
+        ticket.fail(
+            ResultMissing(f"task {task_id}, which had the same key, ended without a stored outcome")
+        )
+
     def _sweep(self, now_s: float) -> None:
         late = [t for t in list(self._open.values()) if now_s > t.deadline_s + self._grace_s]
         for ticket in late:
-            self._open.pop(ticket.task_id, None)
+            self._open.pop(ticket.reply_id, None)
             ticket.fail(
                 DeadlineExceeded(
                     f"task {ticket.task_id} of model {ticket.model!r} has no answer at its "

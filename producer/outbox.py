@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import redis
 
 from producer.connection import LINK_ERRORS, redis_full
-from producer.errors import QueueFull, RedisUnavailable, TrtqError
+from producer.errors import (
+    KeyConflict,
+    QueueFull,
+    RateLimited,
+    RedisUnavailable,
+    TrtqError,
+    WireError,
+)
 from producer.inbox import Inbox
+from producer.keyed import Answer, KeyedInbox, KeyedTask, Repeated, TaskKey
 from producer.link import Link
 from producer.spec import ModelSpec
 from producer.ticket import Ticket
+from producer.wire import decode_replies
 
 log = logging.getLogger("trtq.outbox")
 
@@ -25,10 +36,14 @@ _FLUSH_BYTES = 4 << 20
 _CARRIED_TASKS = 4096
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 _FULL_RETRY_S = 0.02
+_MOST_HELD_S = 1.0
 _IDLE_S = 1.0
 # With many tasks under way their number counts, not the next one's latency: gather a moment.
 _BUSY_TASKS = 32
 _GATHER_S = 0.001
+
+
+Group: TypeAlias = tuple[str, int, bool]
 
 
 class Letter(NamedTuple):
@@ -39,6 +54,12 @@ class Letter(NamedTuple):
     rows: int
     frame: bytes
     give_up_s: float
+    key: TaskKey | None = None
+
+    @property
+    def group(self) -> Group:
+        """What letters must share to leave in one script call."""
+        return self.spec.name, self.ticket.priority, self.key is not None
 
 
 class Outbox:
@@ -50,7 +71,7 @@ class Outbox:
         client: str,
         clock: Callable[[], float],
         max_unsent: int,
-        on_refused: Callable[[Ticket], None],
+        forget: Callable[[Ticket], None],
         in_flight: Callable[[], int],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -58,12 +79,15 @@ class Outbox:
         self._client = client
         self._clock = clock
         self._max_unsent = max_unsent
-        self._on_refused = on_refused
+        self._forget = forget
         self._in_flight = in_flight
         self._sleep = sleep
         self._queue: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._inboxes: dict[str, Inbox] = {}
+        self._keyed: dict[str, KeyedInbox] = {}
+        #: Until when a rate limit keeps a group back, by the clock.
+        self._held_until_s: dict[Group, float] = {}
         self._flush = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -129,11 +153,11 @@ class Outbox:
             if len(letters) < _CARRIED_TASKS:
                 letters += self._collect(wait=not letters)
             carried = []
-            groups: dict[tuple[str, int], list[Letter]] = {}
+            groups: dict[Group, list[Letter]] = {}
             for letter in letters:
-                groups.setdefault((letter.spec.name, letter.ticket.priority), []).append(letter)
-            for group in groups.values():
-                carried += self._send_in_parts(group)
+                groups.setdefault(letter.group, []).append(letter)
+            for group in sorted(groups):
+                carried += self._send_in_parts(group, groups[group])
             if len(carried) >= len(letters) and carried:
                 self._stop.wait(_FULL_RETRY_S)
 
@@ -157,9 +181,14 @@ class Outbox:
             self._room.notify_all()
         return letters
 
-    def _send_in_parts(self, letters: list[Letter]) -> list[Letter]:
+    def _send_in_parts(self, group: Group, letters: list[Letter]) -> list[Letter]:
         again: list[Letter] = []
         for first in range(0, len(letters), _FLUSH_TASKS):
+            held_s = self._held_s(group)
+            if held_s > 0:
+                # First come, first served: new letters wait behind those that were refused.
+                refusal = partial(_refusal, math.ceil(held_s * 1000))
+                return again + self._patient(letters[first:], refusal)
             part = letters[first : first + _FLUSH_TASKS]
             refused = self._send(part)
             again += refused
@@ -169,20 +198,19 @@ class Outbox:
 
     def _send(self, letters: list[Letter]) -> list[Letter]:
         """Adds one group; returns those that a full queue refused and that may try again."""
-        spec, priority = letters[0].spec, letters[0].ticket.priority
+        spec = letters[0].spec
         inbox = self._inboxes.get(spec.name)
         if inbox is None:
             inbox = self._inboxes[spec.name] = Inbox(self._link, spec.name)
         self._flush += 1
-        tasks = [(letter.rows, letter.frame) for letter in letters]
         failures = 0
         while True:
             try:
-                _, ids = inbox.add(spec, priority, self._client, self._flush, tasks)
+                answers = self._add(inbox, letters)
                 break
             except redis.exceptions.OutOfMemoryError as failure:
                 # A refused script has written nothing, so each task may give up for itself.
-                return self._patient(letters, redis_full(failure))
+                return self._patient(letters, partial(_refusal, redis_full(failure)))
             except LINK_ERRORS as failure:
                 if failures == 0:
                     log.warning("lost Redis while sending: %s", failure)
@@ -196,24 +224,71 @@ class Outbox:
                     self._refuse(letter, error)
                 return []
         again = []
-        for letter, entry_id in zip(letters, ids, strict=True):
-            if entry_id is not None:
-                letter.ticket.entry_id = entry_id
+        for letter, answer in zip(letters, answers, strict=True):
+            if isinstance(answer, bytes):
+                letter.ticket.entry_id = answer
                 if letter.ticket.failed():
                     self._take_back(inbox, letter)
-            elif self._clock() >= letter.give_up_s or self._stop.is_set():
-                self._refuse(letter, _full(spec))
+            elif isinstance(answer, Repeated):
+                self._join(letter, answer)
+            elif isinstance(answer, KeyConflict):
+                self._refuse(letter, answer)
             else:
-                again.append(letter)
+                if isinstance(answer, int):
+                    self._hold(letter.group, answer / 1000)
+                again += self._patient([letter], partial(_refusal, answer))
         return again
 
-    def _patient(self, letters: list[Letter], error: TrtqError) -> list[Letter]:
+    def _add(self, inbox: Inbox, letters: list[Letter]) -> Sequence[Answer]:
+        spec, priority = letters[0].spec, letters[0].ticket.priority
+        keyed = [
+            KeyedTask(one.ticket.reply_id, one.rows, one.frame, one.key)
+            for one in letters
+            if one.key is not None
+        ]
+        if not keyed:
+            tasks = [(letter.rows, letter.frame) for letter in letters]
+            return inbox.add(spec, priority, self._client, self._flush, tasks)[1]
+        keyed_inbox = self._keyed.get(spec.name)
+        if keyed_inbox is None:
+            keyed_inbox = self._keyed[spec.name] = KeyedInbox(inbox, self._link)
+        return keyed_inbox.add(spec, priority, self._client, keyed)
+
+    def _join(self, letter: Letter, earlier: Repeated) -> None:
+        """The key was used before: the ticket stands for the earlier task."""
+        ticket = letter.ticket
+        ticket.task_id = earlier.task_id
+        if earlier.reply is None:
+            return
+        self._forget(ticket)
+        try:
+            for reply in decode_replies(earlier.reply):
+                ticket.answer(reply)
+        except WireError as failure:
+            ticket.fail(failure)
+
+    def _held_s(self, group: Group) -> float:
+        if group not in self._held_until_s:
+            return 0.0
+        held_s = self._held_until_s[group] - self._clock()
+        if held_s <= 0:
+            del self._held_until_s[group]
+        return held_s
+
+    def _hold(self, group: Group, wait_s: float) -> None:
+        """Keeps the group back; a long wait in several short ones, since limits may change."""
+        until_s = self._clock() + min(wait_s, _MOST_HELD_S)
+        self._held_until_s[group] = min(until_s, self._held_until_s.get(group, until_s))
+
+    def _patient(
+        self, letters: list[Letter], refusal: Callable[[Letter], TrtqError]
+    ) -> list[Letter]:
         """Refuses those that have given up; returns those that may try again."""
         now = self._clock()
         again = []
         for letter in letters:
             if now >= letter.give_up_s or self._stop.is_set():
-                self._refuse(letter, error)
+                self._refuse(letter, refusal(letter))
             else:
                 again.append(letter)
         return again
@@ -242,8 +317,23 @@ class Outbox:
         return True
 
     def _refuse(self, letter: Letter, error: TrtqError) -> None:
-        self._on_refused(letter.ticket)
+        self._forget(letter.ticket)
         letter.ticket.fail(error)
+
+
+def _refusal(answer: Answer, letter: Letter) -> TrtqError:
+    """The error of a letter that was refused for now."""
+    if isinstance(answer, TrtqError):
+        return answer
+    if not isinstance(answer, int):
+        return _full(letter.spec)
+    error = RateLimited(
+        f"a rate limit of model {letter.spec.name!r}, for all clients or for this client's name, "
+        f"has no room for {letter.rows} rows before {answer / 1000:.3f} s from now; submit less, "
+        "try later or allow a longer timeout"
+    )
+    error.retry_after_s = answer / 1000
+    return error
 
 
 def _full(spec: ModelSpec) -> QueueFull:

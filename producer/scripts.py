@@ -5,12 +5,23 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-_COMMON = "_bell.lua"
+_BELL, _RATE, _ADD, _KEY = "_bell.lua", "_rate.lua", "_add.lua", "_key.lua"
+#: What a script needs besides the bell rule.
+_SHARED = {
+    "add": (_RATE, _ADD),
+    "add_keyed": (_RATE, _ADD),
+    "free_keys": (_KEY,),
+    "settle": (_KEY,),
+}
 
 
 @cache
 def script(name: str) -> str:
     """The text of `lua/<name>.lua` with the shared functions in front."""
+    return shared(_BELL, *_SHARED.get(name, ()), f"{name}.lua")
+
+
+def shared(*names: str) -> str:
+    """The texts of these files in `lua`, joined."""
     folder = files("producer") / "lua"
-    common = (folder / _COMMON).read_text(encoding="utf-8")
-    return common + (folder / f"{name}.lua").read_text(encoding="utf-8")
+    return "".join((folder / name).read_text(encoding="utf-8") for name in names)

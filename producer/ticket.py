@@ -45,6 +45,7 @@ class Ticket:
         "entry_id",
         "model",
         "priority",
+        "reply_id",
         "task_id",
     )
 
@@ -59,6 +60,8 @@ class Ticket:
         lock: threading.Lock,
     ) -> None:
         self.task_id = task_id
+        #: The id under which this client is answered: always the first one.
+        self.reply_id = task_id
         self.model = model
         self.priority = priority
         self.deadline_s = deadline_s
@@ -85,7 +88,12 @@ class Ticket:
 
     def accepted(self) -> bool:
         """True once Redis holds the task (or it has ended)."""
-        return self.entry_id is not None or self.done()
+        return self.entry_id is not None or self.repeated or self.done()
+
+    @property
+    def repeated(self) -> bool:
+        """True once an idempotency key led to an earlier task, whose id is `task_id` then."""
+        return self.task_id != self.reply_id
 
     def result(self, timeout: float | None = None) -> Any:
         """The outputs; waits up to `timeout` seconds (None: until the task's deadline).
@@ -120,6 +128,7 @@ class Ticket:
 
         False: it is being run or has ended. A task that a worker holds but has not started ends
         with Cancelled when the worker sees the mark; then this returns False and `result` tells.
+        False too if other submits of its idempotency key wait for it, or if this is one of them.
         """
         return not self.done() and self._canceller.cancel(self)
 

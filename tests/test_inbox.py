@@ -244,7 +244,7 @@ def test_purge_takes_what_nobody_holds(inbox: Inbox, add: Adder) -> None:
     inbox.claim("w", 1)
     add([b"a"], 0, rows=2)
     add([b"b"], 2)
-    assert inbox.purge() == [b"a", b"b"]
+    assert inbox.purge() == ([b"a", b"b"], [])
     assert (inbox.look().rows, inbox.look().claimed) == (1, 1)
 
 

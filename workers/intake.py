@@ -18,7 +18,7 @@ from producer.errors import (
     WireError,
     WrongInputName,
 )
-from producer.inbox import Entry, Settlement
+from producer.inbox import REPLY_TTL_S, Entry, Settlement
 from producer.inputs import check_tensors
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, Reply, client_of
@@ -122,6 +122,8 @@ class Intake:
             keys.result(held.task.task_id) if held.task.store_s else "",
             held.task.store_s,
             dead,
+            # Several workers ran a poison task; all others were not run.
+            frees_key=not isinstance(failure, PoisonTask),
         )
 
     def _task(self, entry: Entry) -> InferenceTask:
@@ -149,7 +151,11 @@ class Intake:
         if task_id is None or isinstance(failure, WireError):
             dead = _dead_record(entry, failure)
         client = client_of(task_id) if task_id else None
-        return Settlement(entry, entry.rows, client, reply, dead_record=dead)
+        # Who waits for a keyed task finds its outcome where results are stored.
+        stored = keys.result(task_id) if task_id and entry.key else ""
+        return Settlement(
+            entry, entry.rows, client, reply, stored, REPLY_TTL_S, dead, frees_key=True
+        )
 
     def _alone(self, entry: Entry, task: InferenceTask) -> bool:
         if entry.deliveries > self._max_deliveries:

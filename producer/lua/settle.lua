@@ -3,8 +3,9 @@
 -- KEYS  load, cancelled, dead, streams (3), reply streams
 -- ARGV  group, reply expiry in s, dead list limit,
 --       msgpack array of five facts per entry: stream index, id, reply stream index or -1, rows,
---       bytes; msgpack array of {entry number from 0, result key or '', store in s, dead record
---       or ''} for those that are kept; then each entry's reply frame
+--       bytes; msgpack array of {entry number from 0, result key or '', store in s, dead record or '',
+--       record of its idempotency key or '', 1 if that holds the outcome, prefix of reply streams}
+--       for those that are kept; then each entry's reply frame
 -- Returns {answered, dropped}
 local load, cancelled, dead = KEYS[1], KEYS[2], KEYS[3]
 local group = ARGV[1]
@@ -43,6 +44,9 @@ for number = 0, #facts / 5 - 1 do
     if keep and keep[4] ~= '' then
       redis.call('LPUSH', dead, keep[4])
       redis.call('LTRIM', dead, 0, tonumber(ARGV[3]) - 1)
+    end
+    if keep and keep[5] ~= '' then
+      end_key(keep[5], facts[first + 1] .. ':' .. id, keep[6] == 1, keep[7], ARGV[2])
     end
   else
     dropped = dropped + 1
