@@ -26,8 +26,11 @@ from producer.limits import RateLimit
 from producer.link import Link
 from producer.purge import purge
 from producer.task import InferenceTask, Reply, Tensor, client_of
-from producer.wire import encode_reply, encode_task, sender_of
+from producer.wire import decode_replies, encode_reply, encode_task, sender_of
 from tests.support.specs import SPEC
+from workers.intake import Intake
+from workers.metrics import Counters
+from workers.stages import Stages
 
 WINDOW_MS = 600_000
 PENDING_MS = 900_000
@@ -239,6 +242,34 @@ def test_an_entry_whose_digest_is_none_is_settled(queue: Queue) -> None:
     assert entry.key == ""
     queue.settle(entry, "engine_failed")
     assert queue.inbox.look().normal == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "deliveries", "waited_ms", "code", "frees"),
+    [
+        (None, 0, 10_000, "deadline_exceeded", True),
+        (None, 9, 0, "poison_task", False),
+        (b"\x93\x01\xa3a-1\x07", 0, 0, "corrupt_message", True),
+    ],
+)
+def test_what_was_not_run_frees_its_key(
+    queue: Queue, frame: bytes | None, deliveries: int, waited_ms: int, code: str, frees: bool
+) -> None:
+    task = queue.task("a", "k")
+    body = InferenceTask("a-1", 1, (Tensor("x", "uint8", (1, 1), b"x"),), None, 5000, 600)
+    queue.add(task._replace(frame=frame or encode_task(body)))
+    waiter = queue.task("b", "k")
+    queue.add(waiter)
+    (entry,) = queue.inbox.claim("w", 9).entries
+    intake = Intake(SPEC, Counters(), Stages(), lambda: 0.0, bulk_allowed=False, max_deliveries=3)
+    now_ms = int(entry.entry_id.partition(b"-")[0]) + waited_ms
+    admitted = intake.admit([entry._replace(deliveries=deliveries)], now_ms)
+    queue.inbox.settle(admitted.settlements)
+    (reply,) = decode_replies(queue.redis.get(keys.result("a-1")) or b"")
+    assert reply.error_code == code
+    assert queue.told(waiter) == ["a-1"]
+    again = queue.add(queue.task("c", "k"))
+    assert isinstance(again, bytes if frees else Repeated)
 
 
 @pytest.mark.parametrize("key", ["", None, 3])
