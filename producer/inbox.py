@@ -93,6 +93,7 @@ class Inbox:
         self._link = link
         self._queue = keys.bell_queue(model)
         self._bells: dict[str, bytes] = {}
+        self._constants: tuple[ModelSpec | None, str, bytes] = None, "", b""
 
     def _bell(self, reason: str) -> bytes:
         message = self._bells.get(reason)
@@ -118,27 +119,26 @@ class Inbox:
         first answer, so a call whose answer was lost can be repeated.
         """
         k = self.keys
-        args: list[Any] = [
-            GROUP,
-            flush,
-            SEEN_S,
-            BELL_TTL_MS,
-            spec.cover_rows,
-            spec.queue_max_rows,
-            spec.queue_max_bytes,
-            self._bell("work"),
-        ]
+        args = [self.add_constants(spec, client), flush, self._bell("work")]
         args += [packed([rows for rows, _ in tasks]), *(frame for _, frame in tasks)]
-        stream = k.streams[priority]
         seen = keys.seen(self.model, PRIORITIES[priority], client)
-        answer = self._link.script("add", (stream, seen, *self.add_keys(client)), args)
+        answer = self._link.script("add", (k.streams[priority], seen, *self.add_keys), args)
         return bool(answer[0]), answer[1:]
 
-    def add_keys(self, client: str) -> tuple[str, ...]:
-        """What `lua/_add.lua` works on."""
+    @property
+    def add_keys(self) -> tuple[str, ...]:
+        """The keys that every script that adds tasks works on."""
         k = self.keys
-        bucket = keys.client_bucket(self.model, client)
-        return (k.bells, k.turns, k.workers, self._queue, k.load, k.limits, k.bucket, bucket)
+        return (k.bells, k.turns, k.workers, self._queue, k.load, k.limits)
+
+    def add_constants(self, spec: ModelSpec, client: str) -> bytes:
+        """What such a script is told each time, as the one argument that `lua/_add.lua` reads."""
+        if self._constants[0] is spec and self._constants[1] == client:
+            return self._constants[2]
+        limits = (spec.cover_rows, spec.queue_max_rows, spec.queue_max_bytes)
+        buckets = (self.keys.bucket, keys.client_bucket(self.model, client))
+        self._constants = spec, client, packed([GROUP, SEEN_S, BELL_TTL_MS, *limits, *buckets])
+        return self._constants[2]
 
     def cancel(self, priority: int, entry_id: bytes) -> int:
         """1: removed before anyone claimed it. 0: its worker is told. -1: already answered.

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from producer import keys
 from producer.bell import bell_message
 from producer.errors import InvalidInput, KeyConflict, QueueFull, TrtqError
-from producer.inbox import BELL_TTL_MS, REPLY_TTL_S, Inbox
-from producer.keys import GROUP
+from producer.inbox import REPLY_TTL_S, Inbox
 from producer.link import Link
 from producer.packing import packed
 from producer.spec import ModelSpec
@@ -99,12 +98,8 @@ class KeyedInbox:
             digest, content, window_ms, pending_ms = task.key
             facts.append((task.rows, task.task_id, content, window_ms, pending_ms, digest))
         args: list[Any] = [
-            GROUP,
+            self._inbox.add_constants(spec, client),
             priority,
-            BELL_TTL_MS,
-            spec.cover_rows,
-            spec.queue_max_rows,
-            spec.queue_max_bytes,
             self._bell,
             keys.result(""),
             self._most_waiters,
@@ -112,7 +107,7 @@ class KeyedInbox:
         ]
         args += [task.frame for task in tasks]
         model = self._inbox.model
-        script_keys = (*self._inbox.keys.streams, *self._inbox.add_keys(client))
+        script_keys = (*self._inbox.keys.streams, *self._inbox.add_keys)
         records = (keys.record(model, task.key.digest) for task in tasks)
         _, *answers = self._link.script("add_keyed", (*script_keys, *records), args)
         return [self._named(answer) for answer in answers]

@@ -36,8 +36,12 @@ local answer = {}
 for index, rows in ipairs(cmsgpack.unpack(ARGV[6])) do
   answer[index] = take_rows(buckets, rows)
 end
-close_bucket(buckets[1], now)
-close_bucket(buckets[2], now)
+for index, bucket in ipairs(buckets) do
+  close_bucket(bucket)
+  answer[#answer + 1] = redis.call('PTTL', bucket.key)
+  -- The time of this test stands still or jumps, Redis' own goes on.
+  redis.call('PERSIST', bucket.key)
+end
 return answer
 """
 )
@@ -87,7 +91,7 @@ def test_two_buckets_admit_what_their_tokens_allow(
         for model in models:
             model.advance(now_ms)
         args = [now_ms, rates[0], bursts[0], rates[1], bursts[1], msgpack.packb(tasks)]
-        answers = module_redis.eval(TAKE, 2, "b1", "b2", *args)
+        *answers, ttl1_ms, ttl2_ms = module_redis.eval(TAKE, 2, "b1", "b2", *args)
         for rows, answer in zip(tasks, answers, strict=True):
             wait_ms = max(model.wait_ms(rows) for model in models)
             if answer == 0:
@@ -97,16 +101,11 @@ def test_two_buckets_admit_what_their_tokens_allow(
             else:
                 assert wait_ms > 0
                 assert abs(answer - math.ceil(wait_ms)) <= 1
-        for name, model in zip(("b1", "b2"), models, strict=True):
-            # A bucket is kept for as long as it is not full, by the real clock from now on.
+        for ttl_ms, model in zip((ttl1_ms, ttl2_ms), models, strict=True):
+            # A bucket is kept for as long as it is not full; the script itself may take a while.
             left_ms = (model.burst_rows - model.tokens) / model.per_ms
-            ttl_ms = module_redis.pttl(name)
-            assert -2 <= ttl_ms <= math.ceil(left_ms) + 1
-            if left_ms > 60_000:
-                assert ttl_ms > left_ms - 60_000
+            assert left_ms - 1000 <= ttl_ms <= math.ceil(left_ms) + 1
             if ttl_ms == -2:
-                assert left_ms < 60_000
-                # It expired by the real clock, which the injected one has not reached.
                 model.tokens = float(model.burst_rows)
 
 
@@ -130,7 +129,7 @@ def test_a_clock_that_goes_back_earns_nothing_and_takes_nothing(module_redis: re
     now_ms = 1_800_000_000_000
     for at_ms, expected in ((now_ms, [0, 0]), (now_ms - 5000, [1000, 1000])):
         args = [at_ms, 1, 2, 1, 2, msgpack.packb([1, 1])]
-        assert module_redis.eval(TAKE, 2, "b1", "b2", *args) == expected
+        assert module_redis.eval(TAKE, 2, "b1", "b2", *args)[:2] == expected
 
 
 def test_the_model_limit_holds_for_all_clients_and_priorities(inbox: Inbox) -> None:

@@ -1,72 +1,51 @@
--- How tasks enter a stream, shared by the scripts that add them: limits, then the bell rule.
--- From the place `first`, KEYS are: bells, turns, workers, bell queue, load, limits, bucket of the model,
--- bucket of the client.
-local function open_queue(first, max_rows, max_bytes)
-  local names = {
-    bells = KEYS[first], turns = KEYS[first + 1], workers = KEYS[first + 2], bell_queue = KEYS[first + 3],
-    load = KEYS[first + 4], limits = KEYS[first + 5], bucket = KEYS[first + 6], client_bucket = KEYS[first + 7],
-  }
-  local held = redis.call('HMGET', names.load, 'rows', 'bytes')
-  local queue = {
-    names = names, max_rows = max_rows, max_bytes = max_bytes, added_rows = 0, added_bytes = 0,
-    rows = tonumber(held[1] or 0), bytes = tonumber(held[2] or 0),
-  }
-  local limits = redis.call(
-    'HMGET', names.limits, 'rows_per_s', 'burst_rows', 'per_client_rows_per_s', 'per_client_burst_rows'
-  )
-  if limits[1] or limits[3] then
-    queue.now = now_ms()
-    queue.buckets = {}
-    if limits[1] then
-      queue.buckets[1] = open_bucket(names.bucket, tonumber(limits[1]), tonumber(limits[2]), queue.now)
-    end
-    if limits[3] then
-      local bucket = open_bucket(names.client_bucket, tonumber(limits[3]), tonumber(limits[4]), queue.now)
-      queue.buckets[#queue.buckets + 1] = bucket
-    end
+-- How tasks enter a stream, shared by the scripts that add them.
+-- ARGV[1] holds what stays the same from call to call, as a msgpack array: group, seen expiry in s, bell
+-- ttl in ms, cover rows, max rows, max bytes, bucket of the model, bucket of the client.
+local group, seen_s, bell_ttl_ms, cover_rows, max_rows, max_bytes, bucket, client_bucket =
+  unpack(cmsgpack.unpack(ARGV[1]))
+
+-- The token buckets of the model's rate limits, or nil if it has none.
+local function open_buckets(limits)
+  local fields = redis.call('HGETALL', limits)
+  if #fields == 0 then
+    return nil
   end
-  return queue
+  local limit = {}
+  for index = 1, #fields, 2 do
+    limit[fields[index]] = tonumber(fields[index + 1])
+  end
+  local buckets, now = {}, now_ms()
+  if limit.rows_per_s then
+    buckets[1] = open_bucket(bucket, limit.rows_per_s, limit.burst_rows, now)
+  end
+  if limit.per_client_rows_per_s then
+    local rows_per_s, burst_rows = limit.per_client_rows_per_s, limit.per_client_burst_rows
+    buckets[#buckets + 1] = open_bucket(client_bucket, rows_per_s, burst_rows, now)
+  end
+  return buckets
 end
 
--- Returns 0 if the queue has taken the rows and bytes on its account, false if it is full, or the ms
--- after which a rate limit may let them in.
-local function admit(queue, rows, bytes)
-  if queue.rows + queue.added_rows + rows > queue.max_rows
-    or queue.bytes + queue.added_bytes + bytes > queue.max_bytes then
-    return false
-  end
-  if queue.buckets then
-    local wait_ms = take_rows(queue.buckets, rows)
-    if wait_ms > 0 then
-      return wait_ms
-    end
-  end
-  queue.added_rows = queue.added_rows + rows
-  queue.added_bytes = queue.added_bytes + bytes
-  return 0
-end
-
--- Writes the accounts and rings if the bell rule says so. Returns 1 if it rang.
-local function close_queue(queue, cover_rows, message, bell_ttl_ms)
-  if queue.added_rows == 0 then
-    return 0
-  end
-  local names = queue.names
-  redis.call('HINCRBY', names.load, 'rows', queue.added_rows)
-  redis.call('HINCRBY', names.load, 'bytes', queue.added_bytes)
-  for _, bucket in ipairs(queue.buckets or {}) do
-    close_bucket(bucket, queue.now)
-  end
+-- Writes the accounts of what was added and rings if the bell rule says so. `first` is the place of
+-- these KEYS: bells, turns, workers, bell queue, load; `rows` and `bytes` are the load from now on.
+-- Returns 1 if it rang.
+local function account(first, rows, bytes, buckets, message)
+  local bells, turns, load = KEYS[first], KEYS[first + 1], KEYS[first + 4]
+  redis.call('HSET', load, 'rows', rows, 'bytes', bytes)
   local now = now_ms()
-  local covered = covers(names.bells, names.turns, now)
+  if buckets then
+    for _, one in ipairs(buckets) do
+      close_bucket(one)
+    end
+  end
+  local covered = covers(bells, turns, now)
   local needed = 0
   if covered == 0 then
     needed = 1
-  elseif queue.rows + queue.added_rows > covered * cover_rows then
-    needed = math.min(1, redis.call('ZCOUNT', names.workers, now, '+inf') - covered)
+  elseif rows > covered * cover_rows then
+    needed = math.min(1, redis.call('ZCOUNT', KEYS[first + 2], now, '+inf') - covered)
   end
   if needed > 0 then
-    ring(names.bells, names.bell_queue, message, now, bell_ttl_ms)
+    ring(bells, KEYS[first + 3], message, now, bell_ttl_ms)
     return 1
   end
   return 0

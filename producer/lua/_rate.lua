@@ -2,7 +2,7 @@
 -- A bucket's debt is the rows taken and not yet earned back; it admits rows while its debt with
 -- them is at most its burst. One that owes nothing needs no key, so a key expires when debt ends.
 local function open_bucket(key, rows_per_s, burst_rows, now)
-  local bucket = {key = key, rows_per_ms = rows_per_s / 1000, burst_rows = burst_rows, debt_rows = 0}
+  local bucket = {key = key, rows_per_ms = rows_per_s / 1000, burst_rows = burst_rows, debt_rows = 0, now = now}
   local state = redis.call('GET', key)
   if state then
     local debt_rows, at = cmsgpack.unpack(state)
@@ -28,7 +28,7 @@ local function take_rows(buckets, rows)
   return wait_ms
 end
 
-local function close_bucket(bucket, now)
+local function close_bucket(bucket)
   local left_ms = math.max(1, math.ceil(bucket.debt_rows / bucket.rows_per_ms))
-  redis.call('SET', bucket.key, cmsgpack.pack(bucket.debt_rows, now), 'PX', string.format('%.0f', left_ms))
+  redis.call('SET', bucket.key, cmsgpack.pack(bucket.debt_rows, bucket.now), 'PX', string.format('%.0f', left_ms))
 end

@@ -1,13 +1,12 @@
 -- Adds tasks that have idempotency keys: a key's first task as `add` does, its repeats not at all.
--- KEYS  streams (3), then the keys of `_add.lua`, then each task's record
--- ARGV  group, stream index from 0, bell ttl in ms, cover rows, max rows, max bytes, bell message,
---       prefix of result keys, most waiters of a key, msgpack array of {rows, task id, content digest,
---       window in ms, expiry of the record while the task has not ended in ms, key digest} for each
---       task, then each task's frame
+-- KEYS  streams (3), bells, turns, workers, bell queue, load, limits, then each task's record
+-- ARGV  the constants of `_add.lua`, stream index from 0, bell message, prefix of result keys, most
+--       waiters of a key, msgpack array of {rows, task id, content digest, window in ms, expiry of the
+--       record while the task has not ended in ms, key digest} for each task, then each task's frame
 -- Returns {rings, one for each task, ...}: as `add`, or {what, original task id, ...} with what
 -- 'waits', 'ended' (and the stored reply), 'conflict' or 'crowded'.
 -- The same call again changes nothing: a task that its key's record names is added already.
-local group, stream_index, most_waiters = ARGV[1], ARGV[2], tonumber(ARGV[9])
+local stream_index, most_waiters = ARGV[2], tonumber(ARGV[5])
 local stream = KEYS[tonumber(stream_index) + 1]
 
 -- What a record says to a task, or nil if it stands for nothing that is left in Redis.
@@ -21,7 +20,7 @@ local function recall(record, task_id, content)
     return {'conflict', original}
   end
   if known[4] then
-    local reply = redis.call('GET', ARGV[8] .. original)
+    local reply = redis.call('GET', ARGV[4] .. original)
     return reply and {'ended', original, reply}
   end
   local place, id = string.match(known[3], '^(%d):(.+)$')
@@ -39,17 +38,27 @@ local function recall(record, task_id, content)
   return {'waits', original}
 end
 
-local queue = open_queue(4, tonumber(ARGV[5]), tonumber(ARGV[6]))
+local buckets = open_buckets(KEYS[9])
+local held = redis.call('HMGET', KEYS[8], 'rows', 'bytes')
+local rows, bytes = tonumber(held[1] or 0), tonumber(held[2] or 0)
+local rows_before = rows
 local answer = {0}
-for index, fact in ipairs(cmsgpack.unpack(ARGV[10])) do
-  local record, frame = KEYS[index + 11], ARGV[index + 10]
-  local rows, task_id, content, window_ms, pending_ms, key = unpack(fact)
+for index, fact in ipairs(cmsgpack.unpack(ARGV[6])) do
+  local record, frame = KEYS[index + 9], ARGV[index + 6]
+  local task_rows, task_id, content, window_ms, pending_ms, key = unpack(fact)
   local found = recall(record, task_id, content)
   if not found then
-    found = admit(queue, rows, #frame)
+    found = 0
+    if rows + task_rows > max_rows or bytes + #frame > max_bytes then
+      found = false
+    elseif buckets then
+      found = take_rows(buckets, task_rows)
+    end
     if found == 0 then
+      rows = rows + task_rows
+      bytes = bytes + #frame
       ensure_group(stream, group)
-      found = redis.call('XADD', stream, '*', 'd', frame, 'r', rows, 'k', key)
+      found = redis.call('XADD', stream, '*', 'd', frame, 'r', task_rows, 'k', key)
       local ends = string.format('%.0f', now_ms() + window_ms)
       redis.call('HDEL', record, 'ended')
       redis.call('HSET', record, 'content', content, 'task', task_id, 'entry', stream_index .. ':' .. found, 'until', ends)
@@ -58,5 +67,7 @@ for index, fact in ipairs(cmsgpack.unpack(ARGV[10])) do
   end
   answer[index + 1] = found
 end
-answer[1] = close_queue(queue, tonumber(ARGV[4]), ARGV[7], tonumber(ARGV[3]))
+if rows > rows_before then
+  answer[1] = account(4, rows, bytes, buckets, ARGV[3])
+end
 return answer
