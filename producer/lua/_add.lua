@@ -6,11 +6,10 @@ local group, seen_s, bell_ttl_ms, cover_rows, max_rows, max_bytes, bucket, clien
 
 -- The token buckets of the model's rate limits, or nil if it has none.
 local function open_buckets(limits)
-  local fields = redis.call('HGETALL', limits)
-  if #fields == 0 then
+  if redis.call('EXISTS', limits) == 0 then
     return nil
   end
-  local limit = {}
+  local fields, limit = redis.call('HGETALL', limits), {}
   for index = 1, #fields, 2 do
     limit[fields[index]] = tonumber(fields[index + 1])
   end
