@@ -20,8 +20,9 @@ from hypothesis.stateful import (
 )
 
 from producer import keys
-from producer.errors import InvalidInput, KeyConflict, QueueFull
-from producer.inbox import Entry, Inbox, Settlement
+from producer.dead import DeadLetters
+from producer.errors import BatchTimeout, InvalidInput, KeyConflict, QueueFull
+from producer.inbox import SCRIPT_BYTES, Entry, Inbox, Settlement
 from producer.keyed import Answer, KeyedInbox, KeyedTask, Repeated, TaskKey, task_key
 from producer.limits import RateLimit
 from producer.link import Link
@@ -30,7 +31,8 @@ from producer.scripts import packed
 from producer.task import InferenceTask, Reply, Tensor, client_of
 from producer.wire import decode_replies, encode_reply, encode_task, sender_of
 from tests.support.specs import SPEC
-from workers.intake import Intake
+from workers.incidents import Incidents
+from workers.intake import Held, Intake
 from workers.metrics import Counters
 from workers.stages import Stages
 
@@ -97,6 +99,14 @@ class Queue:
         return keys.record("m", task.key.name)
 
 
+def intake_of_m() -> Intake:
+    counters = Counters()
+    incidents = Incidents("m", counters)
+    return Intake(
+        SPEC, counters, Stages(), incidents, lambda: 0.0, bulk_allowed=False, max_deliveries=3
+    )
+
+
 @pytest.fixture
 def queue(connection: redis.Redis) -> Queue:
     return Queue(connection)
@@ -118,8 +128,109 @@ def test_keys_of_two_models_differ(queue: Queue, connection: redis.Redis) -> Non
     queue.add(queue.task("a", "k"))
     link = Link(connection)
     other = KeyedInbox(Inbox(link, "other"), link)
-    (answer,) = other.add(SPEC.model_copy(update={"name": "other"}), 1, "t.b", [queue.task("b", "k")])
+    (answer,) = other.add(
+        SPEC.model_copy(update={"name": "other"}), 1, "t.b", [queue.task("b", "k")]
+    )
     assert isinstance(answer, bytes)
+
+
+def test_keys_of_two_client_names_differ(queue: Queue) -> None:
+    queue.add(queue.task("a", "k"))
+    own = queue.task("a", "k", "y")
+    stranger = own._replace(key=own.key._replace(name=own.key.name.replace("t:", "u:")))
+    (answer,) = queue.keyed.add(SPEC, 1, "u.a", [stranger])
+    assert isinstance(answer, bytes)
+
+
+def test_a_record_tells_only_clients_of_its_name(queue: Queue) -> None:
+    task = queue.task("a", "k")
+    queue.add(task)
+    held = msgpack.unpackb(queue.redis.get(queue.record(task)) or b"", raw=True)
+    changed = packed({**held, b"waiters": [b"u.b-1", b"tt.b-1", 7, b"t.b", b"t.c-1", b"t.b-1"]})
+    assert queue.redis.set(queue.record(task), changed, keepttl=True)
+    queue.redis.set(keys.reply("t.c"), "no list")
+    queue.settle(queue.inbox.claim("w", 9).entries[0], "engine_failed")
+    assert queue.told("t.b") == {"t.b-1": ["t.a-1"]}
+    assert [queue.redis.exists(keys.reply(client)) for client in ("u.b", "tt.b")] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        b"",
+        b"garbage",
+        packed({}),
+        packed([1, 2]),
+        packed({"task": "t.a-1", "entry": 5, "waiters": [], "until_ms": 1, "expires_ms": 1}),
+        packed({"task": "t", "entry": "1:1-1", "waiters": [], "until_ms": -1, "expires_ms": 1}),
+        packed({"task": "t", "entry": "1:1-1", "waiters": 5, "until_ms": 1, "expires_ms": 1}),
+        None,
+    ],
+)
+def test_whatever_a_client_writes_into_a_record_others_are_answered(
+    queue: Queue, spoiled: bytes | None
+) -> None:
+    task = queue.task("a", "k")
+    queue.add(task)
+    if spoiled is None:
+        queue.redis.delete(queue.record(task))
+        queue.redis.rpush(queue.record(task), "x")
+    else:
+        queue.redis.set(queue.record(task), spoiled)
+    queue.settle(queue.inbox.claim("w", 9).entries[0], "engine_failed")
+    assert queue.inbox.look()[:5] == (0, 0, 0, 0, 0)
+    if spoiled is not None:
+        assert isinstance(queue.add(queue.task("b", "k")), bytes)
+
+
+def test_a_large_task_keeps_its_key(queue: Queue) -> None:
+    task = queue.task("a", "k")
+    roomy = SPEC.model_copy(update={"queue_max_bytes": 1 << 20})
+    queue.keyed.add(roomy, 1, "t.a", [task._replace(frame=task.frame + bytes(SCRIPT_BYTES))])
+    (entry,) = queue.inbox.claim("w", 9).entries
+    assert entry.key == task.key.name
+
+
+def test_an_entry_deleted_unclaimed_is_missed_once_a_later_one_is_claimed(queue: Queue) -> None:
+    lost = queue.add(queue.task("a", "k"))
+    queue.add(queue.task("a", "later"))
+    queue.redis.xdel(queue.inbox.keys.normal, lost)
+    early = queue.task("b", "k")
+    assert queue.add(early) == Repeated("t.a-1", None)
+    (later,) = queue.inbox.claim("w", 9).entries
+    again = queue.task("c", "k")
+    assert isinstance(queue.add(again), bytes)
+    queue.settle(later, "engine_failed")
+    queue.settle(queue.inbox.claim("w", 9).entries[0], "engine_failed")
+    assert queue.told_of(early) == [again.task_id]
+
+
+def test_a_requeued_task_has_no_key(queue: Queue) -> None:
+    task = queue.task("a", "k")
+    queue.add(task)
+    queue.redis.hset(keys.MODELS, "m", SPEC.model_dump_json())
+    (entry,) = queue.inbox.claim("w", 9).entries
+    settlements = intake_of_m().admit([entry._replace(deliveries=9)], 0).settlements
+    queue.inbox.settle(settlements)
+    letters = DeadLetters(queue.redis, "m")
+    (letter,) = letters.letters()
+    letters.requeue(letter)
+    (requeued,) = queue.inbox.claim("w", 9).entries
+    assert requeued.key == ""
+    queue.settle(requeued, "engine_failed")
+    answer = queue.add(queue.task("b", "k"))
+    assert isinstance(answer, Repeated)
+    assert answer.task_id == task.task_id
+
+
+def test_a_task_on_which_the_engine_hung_keeps_its_key(queue: Queue) -> None:
+    queue.add(queue.task("a", "k"))
+    (entry,) = queue.inbox.claim("w", 9).entries
+    intake = intake_of_m()
+    (held,) = intake.admit([entry], 0).held
+    assert isinstance(held, Held)
+    queue.inbox.settle([intake.timed_out(held, BatchTimeout("hung"))])
+    assert isinstance(queue.add(queue.task("b", "k")), Repeated)
 
 
 def test_other_inputs_under_a_key_conflict(queue: Queue) -> None:
@@ -278,7 +389,7 @@ def test_what_was_not_run_frees_its_key(
     waiter = queue.task("b", "k")
     queue.add(waiter)
     (entry,) = queue.inbox.claim("w", 9).entries
-    intake = Intake(SPEC, Counters(), Stages(), lambda: 0.0, bulk_allowed=False, max_deliveries=3)
+    intake = intake_of_m()
     now_ms = int(entry.entry_id.partition(b"-")[0]) + waited_ms
     admitted = intake.admit([entry._replace(deliveries=deliveries)], now_ms)
     queue.inbox.settle(admitted.settlements)

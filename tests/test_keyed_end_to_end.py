@@ -25,6 +25,7 @@ from producer.errors import (
     QueueFull,
     RedisFull,
 )
+from producer.keyed import task_key
 from producer.purge import purge
 from tests.support import models as onnx_models
 from tests.support.processes import ROOT, WorkerHandle, start_worker, until
@@ -58,7 +59,8 @@ def client(redis_url: str, worker: WorkerHandle) -> Iterator[Client]:
 
 @pytest.fixture
 def other(redis_url: str, worker: WorkerHandle) -> Iterator[Client]:
-    with Client(redis_url, name="other") as made:
+    """As a client of another process: of the same name."""
+    with Client(redis_url) as made:
         yield made
 
 
@@ -139,6 +141,13 @@ def test_repeats_share_the_task_and_its_answer(client: Client, other: Client) ->
     assert late.repeated
 
 
+def test_clients_of_another_name_have_keys_of_their_own(client: Client, redis_url: str) -> None:
+    mine = client.submit("checksum", ROWS[3], key="names")
+    with Client(redis_url, name="other") as stranger:
+        theirs = stranger.submit("checksum", ROWS[4], key="names")
+        assert [int(mine.result(20)), int(theirs.result(20))] == [SUMS[3], SUMS[4]]
+
+
 def test_a_repeat_waits_for_a_task_that_is_queued(
     client: Client, other: Client, idle: str, redis_url: str
 ) -> None:
@@ -182,15 +191,12 @@ def test_a_window_ends(client: Client, other: Client, redis_url: str) -> None:
     first = client.submit("checksum", ROWS[6], key="window", key_window_s=120)
     assert int(first.result(20)) == SUMS[6]
     with redis.Redis.from_url(redis_url, protocol=2) as raw:
-        mine = [
-            record
-            for record in raw.keys("trtq:{checksum}:key:*")
-            if raw.hget(record, "task") == first.task_id.encode()
-        ]
-        assert 60 < raw.ttl(mine[0]) <= 120
+        name = task_key("client", "window", 120, 1, ()).name
+        record = keys.record("checksum", name)
+        assert 60 < raw.ttl(record) <= 120
         assert raw.ttl(keys.result(first.task_id)) > 60
         # What Redis does at the end of the window.
-        raw.delete(*mine)
+        raw.delete(record)
     assert int(other.submit("checksum", ROWS[7], key="window").result(20)) == SUMS[7]
 
 

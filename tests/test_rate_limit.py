@@ -157,7 +157,7 @@ def test_what_the_queue_refuses_takes_no_tokens(inbox: Inbox) -> None:
     _, ids = inbox.add(SPEC, 1, "a.1", 1, [(4, b"x")] * 7)
     assert [i is None for i in ids] == [False] * 5 + [True] * 2
     for entry in inbox.claim("w", 99).entries:
-        inbox.cancel(1, entry.entry_id)
+        inbox.cancel(1, entry.entry_id, 4, 1)
     small = SPEC.model_copy(update={"queue_max_rows": 1000})
     _, ids = inbox.add(small, 1, "a.1", 2, [(4, b"x")] * 6)
     assert [isinstance(i, bytes) for i in ids] == [True] * 5 + [False]
