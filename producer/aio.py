@@ -23,7 +23,7 @@ class AsyncClient:
         self,
         redis_url: str | None = None,
         *,
-        name: str = "client",
+        name: str | None = None,
         settings: ProducerSettings | None = None,
     ) -> None:
         self._client = Client(redis_url, name=name, settings=settings)

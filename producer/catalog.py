@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import redis
@@ -10,6 +11,8 @@ from pydantic import ValidationError
 from producer import keys
 from producer.errors import ConfigError, UnknownModel
 from producer.spec import ModelSpec
+
+log = logging.getLogger("trtq.catalog")
 
 
 class Catalog:
@@ -42,13 +45,19 @@ class Catalog:
         return known is not None and self._clock() < known[0]
 
     def all(self) -> list[ModelSpec]:
-        """Every published model, by name."""
+        """Every published model whose spec can be read, by name."""
         found = self._redis.hgetall(keys.MODELS)
-        return [_parse(_text(name), raw) for name, raw in sorted(found.items())]
+        specs = []
+        for name, raw in sorted(found.items()):
+            try:
+                specs.append(_parse(_text(name), raw))
+            except ConfigError as failure:
+                log.warning("a published model is left out: %s", failure)
+        return specs
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _parse(model: str, raw: bytes | str) -> ModelSpec:

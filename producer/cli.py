@@ -41,6 +41,10 @@ _add(queues.models, "trtq models --redis-url redis://10.0.0.5:6379/0")
 _add(queues.status, "trtq status --watch")
 _add(queues.purge, "trtq purge digits --yes")
 _add(operate.exporter, "trtq exporter --port 9460")
+_add(
+    operate.acl,
+    "trtq acl --admin root --worker gpu --producer web --passwords secrets --generate > users.acl",
+)
 _add(serve.redis, "trtq redis --port 6379 --dir ./redis-data")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import secrets
 import threading
 import time
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from producer import keys
+from producer.address import user_of
 from producer.catalog import Catalog
 from producer.config import ProducerSettings
 from producer.connection import connect, named_errors
@@ -40,22 +42,25 @@ from producer.wire import decode_replies, encode_task
 class Client:
     """A connection to trtq. Thread-safe; one is enough for a process.
 
-    `redis_url` goes before `settings.redis_url` (which reads TRTQ_REDIS_URL). `name` becomes the
-    first part of the client's id, for logs and access rules. Use it as a context manager, or
-    call `start` and `close`. After a fork, make a new client in the child.
+    `redis_url` goes before `settings.redis_url` (which reads TRTQ_REDIS_URL). The client's id is
+    `<name>.<hex>`; access rules and logs know it by `name`, which comes from here, from
+    `settings.client_name` (TRTQ_CLIENT_NAME), from the user of the Redis URL, or is "client".
+    Use it as a context manager, or call `start` and `close`. After a fork, make a new client in
+    the child.
     """
 
     def __init__(
         self,
         redis_url: str | None = None,
         *,
-        name: str = "client",
+        name: str | None = None,
         settings: ProducerSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or ProducerSettings()
-        self.redis_url = redis_url or self.settings.redis_url
-        self._name = keys.check_name(name)
+        self.redis_url = self.settings.url_for(redis_url)
+        self._name = name or client_name(self.settings, self.redis_url, "client")
+        keys.check_client_name(self._name)
         self._clock = clock
         self._ticket_lock = threading.Lock()
         self._start_lock = threading.Lock()
@@ -63,7 +68,11 @@ class Client:
         self._forked = False
 
     def start(self) -> Client:
-        """Connects; raises RedisUnavailable if Redis does not answer, ConfigError for a bad URL."""
+        """Connects.
+
+        Raises RedisUnavailable if Redis does not answer, ConfigError for a bad URL, AccessDenied
+        and TlsFailed (both ConfigError).
+        """
         with self._start_lock:
             if self._open:
                 return self
@@ -86,7 +95,8 @@ class Client:
                 self._mailbox.forget,
                 lambda: self._mailbox.open_tickets,
             )
-            self._mailbox.start()
+            with named_errors(self.redis_url):
+                self._mailbox.start()
             self._outbox.start()
             _tell_child(self)
             self._open = True
@@ -287,7 +297,8 @@ class Client:
 
     def _remove(self, ticket: Ticket, entry_id: bytes) -> bool:
         with named_errors(self.redis_url):
-            return Inbox(self._link, ticket.model).cancel(ticket.priority, entry_id) == 1
+            inbox = Inbox(self._link, ticket.model)
+            return inbox.cancel(ticket.priority, entry_id, ticket.rows, ticket.size_bytes) == 1
 
     def _task(
         self, rows: int, deadline: float | None, *, store: bool, **body: Any
@@ -332,6 +343,8 @@ class Client:
             now + task.ttl_ms / 1000,
             self,
             self._ticket_lock,
+            task.rows,
+            len(frame),
         )
         self._mailbox.expect(ticket)
         try:
@@ -346,6 +359,12 @@ class Client:
             raise ClientClosed("the client is not started or closed: use `with Client() as client`")
         if self._forked:
             raise ConfigError("this client was made before a fork: make a new one in the child")
+
+
+def client_name(settings: ProducerSettings, redis_url: str, fallback: str) -> str:
+    """The configured name of clients, else the user of `redis_url` as far as it is one."""
+    user = re.sub(r"[^A-Za-z0-9_-]", "", user_of(redis_url))
+    return settings.client_name or ("" if user == "default" else user) or fallback
 
 
 def _tell_child(client: Client) -> None:

@@ -26,9 +26,10 @@ class Status(NamedTuple):
 
 def look(connection: redis.Redis) -> Status:
     """The state now. Raises redis-py's errors."""
-    names: Any = connection.hkeys(keys.MODELS)
+    published: Any = connection.hkeys(keys.MODELS)
     link = Link(connection)
-    queues = {name: Inbox(link, name).look() for name in sorted(raw.decode() for raw in names)}
+    names = sorted(raw.decode(errors="replace") for raw in published)
+    queues = {name: Inbox(link, name).look() for name in names if keys.is_name(name)}
     found = list(connection.scan_iter(match=keys.worker("*"), count=1000))
     reports: Any = connection.mget(found) if found else []
     # None: it expired since the scan.

@@ -100,7 +100,7 @@ def test_no_redis_is_exit_1_and_hides_the_password(run: Run) -> None:
         url = "redis://user:secret@127.0.0.1:1/0"
         failed = run(*command, "--redis-url", url, input=json.dumps([1] * 16))
         assert failed.exit_code == 1
-        assert failed.stderr.startswith("error [redis_unavailable]: ")
+        assert failed.stderr.splitlines()[1].startswith("error [redis_unavailable]: ")
         assert "secret" not in failed.output
     wrong = run("worker", "--redis-url", "http://user:secret@host")
     assert wrong.exit_code == 2

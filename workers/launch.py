@@ -93,7 +93,7 @@ def gpu_count() -> int:
 def make_plans(
     devices: Sequence[str],
     *,
-    redis_url: str,
+    redis_url: str | None,
     models: Sequence[Path],
     bulk_roots: Sequence[Path] = (),
     name: str = "",
@@ -102,6 +102,8 @@ def make_plans(
 ) -> list[Plan]:
     """One child per device, and one for `trtq.infer` unless `infer_threads` is 0.
 
+    `redis_url` goes to the children through their environment, which other users cannot see, and
+    holds all that connecting needs; None leaves them the environment of this process.
     Raises ConfigError for a folder that does not exist or a name that cannot be a node's.
     """
     for option, folders in (("--models", models), ("--bulk-root", bulk_roots)):
@@ -111,11 +113,10 @@ def make_plans(
     if infer_threads < 0:
         raise ConfigError(f"--infer-threads {infer_threads}: use 0 or more")
     prefix = f"{keys.check_name(name)}-" if name else ""
-    env = {
-        "TRTQ_REDIS_URL": redis_url,
-        "TRTQ_MODELS": _joined(models),
-        "TRTQ_BULK_ROOTS": _joined(bulk_roots),
-    }
+    env = {"TRTQ_MODELS": _joined(models), "TRTQ_BULK_ROOTS": _joined(bulk_roots)}
+    if redis_url is not None:
+        names = ("URL_FILE", "PASSWORD_FILE", "CA", "CERT", "KEY")
+        env |= {f"TRTQ_REDIS_{name}": "" for name in names} | {"TRTQ_REDIS_URL": redis_url}
     plans = []
     for device in devices:
         own = {**env, "TRTQ_DEVICE": device}

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from producer.config import RedisSettings
 
 #: A process that ended with this would end so again (os.EX_CONFIG): it is not restarted.
 EXIT_CONFIG = 78
@@ -14,12 +15,9 @@ EXIT_CONFIG = 78
 SUPERVISOR_FD = "TRTQ_SUPERVISOR_FD"
 
 
-class WorkerSettings(BaseSettings):
+class WorkerSettings(RedisSettings):
     """What one worker process needs to know. Lists of folders are separated as PATH is."""
 
-    model_config = SettingsConfigDict(env_prefix="TRTQ_", frozen=True, extra="ignore")
-
-    redis_url: str = "redis://127.0.0.1:6379/0"
     #: Folders of model configurations.
     models: str = "configs/models"
     #: "cpu" or the index of a GPU.

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from producer.commands.shared import (
-    DEFAULT_URL,
     EXIT_INTERRUPTED,
     EXIT_ROWS_FAILED,
     AsJson,
@@ -55,7 +54,7 @@ def bulk(
         float, typer.Option(min=0, help="Seconds without Redis after which the job stops.")
     ] = 30.0,
     as_json: AsJson = False,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Run every row of a file through a model.
 

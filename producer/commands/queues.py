@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from producer.commands.shared import (
-    DEFAULT_URL,
     AsJson,
     Model,
     RedisUrl,
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def models(as_json: AsJson = False, redis_url: RedisUrl = DEFAULT_URL) -> None:
+def models(as_json: AsJson = False, redis_url: RedisUrl = None) -> None:
     """List the models that workers have published."""
     from producer.catalog import Catalog
 
@@ -40,7 +39,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Show it until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     as_json: AsJson = False,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Show queues and workers.
 
@@ -62,7 +61,7 @@ def status(
     stdout().print(status_tables(state))
 
 
-def _watch(redis_url: str, interval: float) -> None:
+def _watch(redis_url: str | None, interval: float) -> None:
     from rich.live import Live
 
     with Live(_look(redis_url), auto_refresh=False) as live:
@@ -74,7 +73,7 @@ def _watch(redis_url: str, interval: float) -> None:
             return
 
 
-def _look(redis_url: str) -> RenderableType:
+def _look(redis_url: str | None) -> RenderableType:
     from rich.text import Text
 
     from producer.commands.tables import status_tables
@@ -92,7 +91,7 @@ def _look(redis_url: str) -> RenderableType:
 def purge(
     model: Model,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Remove a model's tasks that no worker holds; their senders get Cancelled."""
     with open_client(redis_url) as client:

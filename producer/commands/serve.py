@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from producer.commands.shared import DEFAULT_URL, RedisUrl
+from producer.commands.shared import RedisUrl, url_for
 
 
 def worker(
@@ -47,7 +47,7 @@ def worker(
         ),
     ] = 0,
     loglevel: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Serve models: a Celery worker process for each device, started again when it fails.
 
@@ -57,12 +57,14 @@ def worker(
     """
     from producer.connection import connect
 
-    connect(redis_url).close()  # a URL that is none is refused here, not in every process
+    url = url_for(redis_url)
+    connect(url).close()  # a URL that is none is refused here, not in every process
     # By name: the producer is installed and imported without the workers' needs.
     launch = importlib.import_module("workers.launch")
     plans = launch.make_plans(
         launch.parse_devices(devices),
-        redis_url=redis_url,
+        # Without the option each process reads the environment and its files when it starts.
+        redis_url=url if redis_url else None,
         models=_folders(models, "TRTQ_MODELS", "configs/models"),
         bulk_roots=_folders(bulk_root, "TRTQ_BULK_ROOTS", ""),
         name=name,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from producer.commands.shared import DEFAULT_URL, Model, Priority, RedisUrl, open_client
+from producer.commands.shared import Model, Priority, RedisUrl, open_client
 
 Output = Annotated[Path | None, typer.Option(help="Write the result to this .npy or .npz instead.")]
 
@@ -32,7 +32,7 @@ def submit(
     store: Annotated[
         bool, typer.Option("--store", help="Keep the result for `trtq result`; prints its id.")
     ] = False,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Run one task and print its result as JSON.
 
@@ -58,7 +58,7 @@ def submit(
 def result(
     task_id: Annotated[str, typer.Argument(metavar="TASK", help="The id that --store printed.")],
     output: Output = None,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Print the stored result of a task that was submitted with --store."""
     from producer.commands.arrays import check_output
