@@ -2,7 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu check bench clean
+.PHONY: demo test test-gpu check bench flower clean
+
+FLOWER_ADDRESS ?= 127.0.0.1
+FLOWER_PORT ?= 5555
 
 $(VENV)/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +33,10 @@ check: $(VENV)/.made
 bench: $(VENV)/.made
 	$(BIN)/python -m benchmarks.overhead --json benchmarks-overhead.json
 	$(BIN)/python -m benchmarks.efficiency --json benchmarks-efficiency.json
+
+flower: $(VENV)/.made
+	$(BIN)/celery -A workers.app flower --conf=configs/flowerconfig.py \
+		--address=$(FLOWER_ADDRESS) --port=$(FLOWER_PORT)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* demo-output
