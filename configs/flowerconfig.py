@@ -6,9 +6,12 @@ Variables FLOWER_<OPTION> and the command line go before what is written here.
 import os
 import sys
 
+from kombu.transport import TRANSPORT_ALIASES
 from tornado.options import options
 
 from producer.errors import ConfigError
+from producer.keys import INFER_QUEUE
+from workers.app import app
 from workers.flower_options import DEFAULT_ADDRESS, credentials, format_task
 from workers.settings import EXIT_CONFIG
 
@@ -19,6 +22,12 @@ try:
 except ConfigError as failure:
     print(f"flower: {failure.message}", file=sys.stderr)
     sys.exit(EXIT_CONFIG)
+
+# Flower knows a broker by its URL's scheme, which a transport of another name would replace.
+TRANSPORT_ALIASES |= dict.fromkeys(("redis", "rediss"), app.conf.broker_transport)
+app.conf.broker_transport = None
+# Its broker page shows this queue when no worker has told its own.
+app.conf.task_default_queue = INFER_QUEUE
 
 _defaults = {
     "address": DEFAULT_ADDRESS,

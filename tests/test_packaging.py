@@ -1,4 +1,4 @@
-"""What is shipped: imports, wheel, compose file, and documentation that is complete."""
+"""What is shipped: imports, wheel, and documentation that is complete."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from pydantic import BaseModel
 
 from producer.config import ProducerSettings
@@ -24,13 +22,6 @@ from workers.settings import WorkerSettings
 LUA = sorted((ROOT / "producer" / "lua").glob("*.lua"))
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 HEAVY = {"celery", "kombu", "onnxruntime", "tensorrt", "pycuda", "torch", "pyarrow", "workers"}
-
-
-@pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
-    """The compose file."""
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
-    return loaded
 
 
 def test_import_producer_is_light() -> None:
@@ -92,7 +83,8 @@ def variables(settings: type[BaseModel]) -> set[str]:
 
 
 def test_every_variable_is_documented() -> None:
-    names = variables(ProducerSettings) | variables(WorkerSettings) | {"TRTQ_REDIS_SERVER"}
+    others = {"TRTQ_REDIS_SERVER", "TRTQ_WORKER_NAME"}
+    names = variables(ProducerSettings) | variables(WorkerSettings) | others
     assert set(documented("variable")) == names
 
 
@@ -118,44 +110,7 @@ def test_documented_limits_of_models_hold() -> None:
         assert float(table[key]) == ModelConfig.model_fields[key].default, key
 
 
-def test_compose_publishes_on_loopback_only(compose: dict[str, Any]) -> None:
-    ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports)
-
-
-def test_compose_holds_no_secret(compose: dict[str, Any]) -> None:
-    for name, service in compose["services"].items():
-        for key, value in service.get("environment", {}).items():
-            if re.search(r"PASSWORD|AUTH|SECRET|TOKEN", key):
-                assert re.fullmatch(r"\$\{[A-Z_]+:\?[^}]*\}", value), (name, key)
-            password = re.search(r"://[^@/:]*:([^@]*)@", value)
-            assert password is None or password[1].startswith("${"), (name, key)
-        assert not re.search(r"requirepass [^%]", json.dumps(service.get("command", ""))), name
-
-
-def test_compose_protects_redis_and_keeps_its_data(compose: dict[str, Any]) -> None:
-    redis = compose["services"]["redis"]
-    command = " ".join(redis["command"])
-    assert "requirepass" in command
-    assert "appendonly yes" in command
-    assert "noeviction" in command
-    assert any(volume.endswith(":/data") for volume in redis["volumes"])
-
-
-def test_compose_has_the_services(compose: dict[str, Any]) -> None:
-    services = compose["services"]
-    assert {"redis", "worker-cpu", "worker-gpu", "flower"} <= set(services)
-    (device,) = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
-    assert "gpu" in device["capabilities"]
-    assert services["worker-cpu"]["profiles"] == ["cpu"]
-    for service in services.values():
-        build = service.get("build")
-        assert build is None or (ROOT / build["dockerfile"]).is_file()
-
-
-def test_image_does_not_run_as_root() -> None:
-    text = (ROOT / "docker" / "Dockerfile.worker-cpu").read_text(encoding="utf-8")
-    users = re.findall(r"^USER (\S+)", text, flags=re.MULTILINE)
-    assert users
-    assert users[-1] not in ("root", "0")
+def test_pictures_are_small() -> None:
+    pictures = list((ROOT / "docs" / "images").iterdir())
+    assert pictures
+    assert not [file.name for file in pictures if file.stat().st_size > 150_000]

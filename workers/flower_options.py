@@ -67,8 +67,8 @@ def format_task(task: Any) -> Any:
             )
         if isinstance(summary, dict):
             shown = {name: summary[name] for name in _SUMMARY if name in summary}
-            rest = {name: summary[name] for name in summary.keys() - shown.keys() - {"model"}}
-            task.result = ", ".join(f"{name}={value}" for name, value in {**shown, **rest}.items())
+            shown |= {name: value for name, value in summary.items() if name != "model"}
+            task.result = ", ".join(f"{name}={value}" for name, value in shown.items())
     return task
 
 
