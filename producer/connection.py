@@ -28,6 +28,8 @@ LINK_ERRORS = (
 #: The same, and what passes on a server that answers: a full disk, a failover, a busy script.
 PASSING_ERRORS = (*LINK_ERRORS, redis.exceptions.ResponseError)
 
+_SSL_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
 
 class _Redis(redis.Redis):
     """Says which command a user may not run: Redis does not name the key."""
@@ -89,8 +91,10 @@ def named_errors(url: str) -> Iterator[None]:
         untrusted = _tls_error(failure)
         if untrusted is not None:
             raise _tls_failed(untrusted, url) from failure
+        tls = "; does it speak TLS on that port, does it want our certificate (TRTQ_REDIS_CERT)?"
         raise RedisUnavailable(
-            f"Redis at {redact(url)} does not answer ({failure}); "
+            f"Redis at {redact(url)} does not answer ({failure})"
+            f"{tls if url.startswith('rediss://') else ''}; "
             "start it (`trtq redis` runs an embedded one) or set TRTQ_REDIS_URL"
         ) from failure
 
@@ -119,7 +123,8 @@ def access_denied(failure: Exception, url: str = "") -> AccessDenied:
 
 def _tls_error(failure: BaseException | None) -> ssl.SSLError | None:
     while failure is not None:
-        if isinstance(failure, ssl.SSLError):
+        # A server that goes away in the middle of TLS is not one that cannot be trusted.
+        if isinstance(failure, ssl.SSLError) and not isinstance(failure, _SSL_ENDED):
             return failure
         failure = failure.__cause__ or failure.__context__
     return None

@@ -18,6 +18,7 @@ from producer.errors import ConfigError, InvalidInput
 from tests.support.processes import ROOT
 from workers.broker import broker_of
 from workers.launch import make_plans
+from workers.models import load_models
 from workers.settings import WorkerSettings
 
 SECRET = "s3/cr?e@t:%"
@@ -176,3 +177,11 @@ def test_no_settings_show_a_password(tmp_path: Path) -> None:
         assert "s3cret" not in f"{made!r} {made}"
         assert "t0p" not in f"{made!r} {made}"
     assert "s3cret" not in repr(Client("redis://:s3cret@h/0"))
+
+
+@pytest.mark.parametrize("key", ["password", "redis_url", "redis_password"])
+def test_a_models_configuration_takes_no_secret(tmp_path: Path, key: str) -> None:
+    (tmp_path / "m.yaml").write_text(f"path: m.onnx\n{key}: redis://:s3cret@h/0\n")
+    with pytest.raises(ConfigError, match=f"unknown key '{key}'") as refused:
+        load_models([tmp_path])
+    assert "s3cret" not in str(refused.value)

@@ -20,8 +20,8 @@ def exporter(
 
     Needs the extra `metrics`. A Redis that is away shows as trtq_redis_up 0.
     """
-    from producer.connection import connect
-    from producer.errors import MissingExtra
+    from producer.connection import connect, named_errors
+    from producer.errors import MissingExtra, RedisUnavailable
 
     try:
         from producer.exporter import Exporter
@@ -30,7 +30,13 @@ def exporter(
             f"trtq exporter needs prometheus-client ({failure}): pip install 'trtq[metrics]'"
         ) from failure
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with connect(url_for(redis_url)) as connection:
+    url = url_for(redis_url)
+    with connect(url) as connection:
+        try:
+            with named_errors(url):
+                connection.ping()
+        except RedisUnavailable:
+            pass  # that is what the metrics will say
         served = Exporter(connection, host, port)
         served.start()
         try:
