@@ -6,8 +6,9 @@ import base64
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ EXPIRED = 2
 SHOTS = ROOT / "build" / "ops"
 
 
-class Running(NamedTuple):
+@dataclass
+class Running:
     """The stack, where its secrets are, and what was submitted to the model `digits`."""
 
     stack: Stack
