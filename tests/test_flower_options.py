@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -89,3 +90,40 @@ def test_flower_does_not_start_without_a_login() -> None:
     assert done.returncode == 78
     assert done.stderr.splitlines()[-1].startswith("flower: Flower has no login")
     assert "Traceback" not in done.stderr
+
+
+def test_the_environment_goes_before_the_configuration() -> None:
+    code = (
+        "import json\n"
+        "from flower.command import apply_env_options, apply_options, options\n"
+        "apply_env_options()\n"
+        "apply_options('flower', ['--conf=configs/flowerconfig.py'])\n"
+        "names = 'address read_only max_tasks persistent natural_time basic_auth'.split()\n"
+        "print(json.dumps({name: getattr(options, name) for name in names}))\n"
+    )
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("FLOWER_")}
+    environ["FLOWER_BASIC_AUTH"] = "ann:one"
+
+    def options(**added: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**environ, **added},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    assert options() == {
+        "address": "127.0.0.1",
+        "read_only": True,
+        "max_tasks": 5000,
+        "persistent": False,
+        "natural_time": True,
+        "basic_auth": ["ann:one"],
+    }
+    changed = options(FLOWER_READ_ONLY="false", FLOWER_MAX_TASKS="7", FLOWER_ADDRESS="0.0.0.0")
+    assert (changed["read_only"], changed["max_tasks"]) == (False, 7)
+    assert changed["address"] == "0.0.0.0"

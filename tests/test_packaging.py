@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from producer.config import ProducerSettings
@@ -36,6 +39,42 @@ def test_import_producer_is_light() -> None:
     loaded = {name.partition(".")[0] for name in json.loads(answer.stdout.splitlines()[-1])}
     assert "producer" in loaded
     assert not loaded & HEAVY
+
+
+def brought_by(requirements: list[str]) -> set[str]:
+    """Names of the distributions that installing `requirements` brings."""
+    found: set[str] = set()
+    waiting = [(Requirement(text), "") for text in requirements]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for wanted in requirement.extras or {""}:
+            if (label := f"{name}[{wanted}]") not in found:
+                found |= {name, label}
+                brought = importlib.metadata.requires(name) or []
+                waiting += [(Requirement(text), wanted) for text in brought]
+    return found
+
+
+def test_workers_and_flower_import_with_what_is_declared() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    code = "import json, sys, workers.app, workers.consumer; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60
+    )
+    imported = {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+    owners = importlib.metadata.packages_distributions()
+    declared = brought_by(project["dependencies"])
+    missing = {
+        name: owners[name]
+        for name in imported & owners.keys() - {"producer", "workers", "_distutils_hack"}
+        if not declared & {canonicalize_name(owner) for owner in owners[name]}
+    }
+    assert "kombu" in imported
+    assert not missing
 
 
 @pytest.mark.parametrize("file", LUA, ids=lambda file: file.stem)
