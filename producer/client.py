@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import secrets
 import threading
 import time
@@ -15,7 +14,6 @@ from types import TracebackType
 from typing import Any
 
 from producer import keys
-from producer.address import user_of
 from producer.catalog import Catalog
 from producer.config import ProducerSettings
 from producer.connection import connect, named_errors
@@ -59,7 +57,7 @@ class Client:
     ) -> None:
         self.settings = settings or ProducerSettings()
         self.redis_url = self.settings.url_for(redis_url)
-        self._name = name or client_name(self.settings, self.redis_url, "client")
+        self._name = name or self.settings.name_at(self.redis_url, "client")
         keys.check_client_name(self._name)
         self._clock = clock
         self._ticket_lock = threading.Lock()
@@ -359,12 +357,6 @@ class Client:
             raise ClientClosed("the client is not started or closed: use `with Client() as client`")
         if self._forked:
             raise ConfigError("this client was made before a fork: make a new one in the child")
-
-
-def client_name(settings: ProducerSettings, redis_url: str, fallback: str) -> str:
-    """The configured name of clients, else the user of `redis_url` as far as it is one."""
-    user = re.sub(r"[^A-Za-z0-9_-]", "", user_of(redis_url))
-    return settings.client_name or ("" if user == "default" else user) or fallback
 
 
 def _tell_child(client: Client) -> None:

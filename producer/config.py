@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -84,3 +85,8 @@ class ProducerSettings(RedisSettings):
     spec_ttl_s: float = Field(default=5.0, ge=0)
     #: How long connecting to Redis may take at start.
     connect_timeout_s: float = Field(default=5.0, gt=0)
+
+    def name_at(self, redis_url: str, fallback: str) -> str:
+        """The configured client name, else the user of `redis_url` as far as it is a name."""
+        user = re.sub(r"[^A-Za-z0-9_-]", "", address.user_of(redis_url))
+        return self.client_name or ("" if user == "default" else user) or fallback

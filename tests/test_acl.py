@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import redis
 from celery import Celery
 from typer.testing import CliRunner
 
-from producer import Client
+from producer import Client, keys
 from producer.acl import Role, User, parse_user, rules
 from producer.cli import app
 from producer.connection import connect
@@ -140,6 +142,50 @@ def test_celerys_remote_control_works(guarded: Guarded, workers: list[WorkerHand
     assert guarded.denials() == []
 
 
+def test_flower_can_do_its_work(
+    guarded: Guarded, workers: list[WorkerHandle], tmp_path: Path
+) -> None:
+    port = free_port()
+    log = tmp_path / "flower.log"
+    with log.open("wb") as output:
+        flower = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery", "-A", "workers.app", "flower"),
+                *("--address=127.0.0.1", f"--port={port}"),
+            ],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "TRTQ_REDIS_URL": guarded.url("flower"),
+                "FLOWER_UNAUTHENTICATED_API": "true",
+            },
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def page(path: str) -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return ""
+
+    try:
+        node = f"cpu@{socket.gethostname()}"
+        until(lambda: node in page("/api/workers?refresh=1"), 60)
+        with Client(guarded.url("alice")) as client:
+            client.submit("checksum", ROWS[0]).result(20)
+        until(lambda: keys.SERVE_TASK in page("/api/tasks"), 20)
+        shown = "".join(page(path) for path in ("/workers", f"/worker/{node}", "/tasks"))
+        assert node in shown
+    finally:
+        flower.terminate()
+        flower.wait(20)
+    for user in ("gpu", "flower", "alice"):
+        assert guarded.password(user) not in shown + log.read_text(errors="replace")
+    assert guarded.denials() == []
+
+
 def test_a_worker_can_do_its_work(guarded: Guarded, models: Path) -> None:
     worker = start_worker(guarded.url("gpu"), models, name="other")
     assert worker.stop() == 0
@@ -201,6 +247,9 @@ NOT_FOR_PRODUCERS: list[tuple[Any, ...]] = [
 ]
 
 
+REFUSED = r"no permissions|executing the script|not allowed"
+
+
 @pytest.mark.parametrize("command", NOT_FOR_PRODUCERS, ids=lambda c: " ".join(map(str, c))[:60])
 def test_a_producer_cannot(guarded: Guarded, command: tuple[Any, ...]) -> None:
     admin = guarded.admin
@@ -208,7 +257,7 @@ def test_a_producer_cannot(guarded: Guarded, command: tuple[Any, ...]) -> None:
     admin.set("trtq:result:bob.1-0", "secret")
     with (
         connect(guarded.url("alice")) as connection,
-        pytest.raises(redis.exceptions.ResponseError, match=r"no permissions|executing the script"),
+        pytest.raises(redis.exceptions.ResponseError, match=REFUSED),
     ):
         connection.execute_command(*command)
     assert admin.lrange("trtq:reply:bob.1", 0, -1)[:1] == [b"secret"]

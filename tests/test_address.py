@@ -11,7 +11,6 @@ import pytest
 
 from producer import Client
 from producer.address import complete, read_secret
-from producer.client import client_name
 from producer.config import ProducerSettings
 from producer.connection import connect
 from producer.errors import ConfigError, InvalidInput
@@ -136,12 +135,12 @@ def test_an_unreadable_url_shows_no_password(url: str) -> None:
 
 def test_client_names(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ProducerSettings()
-    assert client_name(settings, "redis://h", "client") == "client"
-    assert client_name(settings, "redis://default:x@h", "cli") == "cli"
-    assert client_name(settings, "redis://alice:x@h", "cli") == "alice"
-    assert client_name(settings, "redis://al.ice%40home@h", "cli") == "alicehome"
+    assert settings.name_at("redis://h", "client") == "client"
+    assert settings.name_at("redis://default:x@h", "cli") == "cli"
+    assert settings.name_at("redis://alice:x@h", "cli") == "alice"
+    assert settings.name_at("redis://al.ice%40home@h", "cli") == "alicehome"
     monkeypatch.setenv("TRTQ_CLIENT_NAME", "web")
-    assert client_name(ProducerSettings(), "redis://alice:x@h", "cli") == "web"
+    assert ProducerSettings().name_at("redis://alice:x@h", "cli") == "web"
     for name in ("alice.b", "a:b", "a*", "", "-a", "a" * 65):
         with pytest.raises(InvalidInput, match="client name"):
             Client(name=name, settings=ProducerSettings(client_name="fallback.wrong"))

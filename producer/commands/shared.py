@@ -114,10 +114,10 @@ def url_for(redis_url: str | None) -> str:
 @contextmanager
 def open_client(redis_url: str | None) -> Iterator[Client]:
     """A started client; raises ConfigError, RedisUnavailable."""
-    from producer.client import Client, client_name
+    from producer.client import Client
 
     url, settings = url_for(redis_url), producer_settings()
-    with Client(url, settings=settings, name=client_name(settings, url, "cli")) as client:
+    with Client(url, settings=settings, name=settings.name_at(url, "cli")) as client:
         yield client
 
 

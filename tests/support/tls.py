@@ -78,7 +78,7 @@ def tls_in_front(port: int, server: Pair, client_ca: Path | None = None) -> Iter
             while data := await reader.read(1 << 16):
                 writer.write(data)
                 await writer.drain()
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
