@@ -54,11 +54,15 @@ class Left(NamedTuple):
 
 
 class ComposeFile:
-    """compose.yaml with variables from `environ`; raises SystemExit for one that is missing."""
+    """A compose file's document, its variables replaced."""
 
-    def __init__(self, environ: Mapping[str, str], path: Path = ROOT / "compose.yaml") -> None:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-        self._document: dict[str, Any] = _interpolated(document, environ)
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], path: Path = ROOT / "compose.yaml") -> ComposeFile:
+        """The file with variables from `environ`; raises SystemExit for one that is missing."""
+        return cls(_interpolated(yaml.safe_load(path.read_text(encoding="utf-8")), environ))
 
     @property
     def secrets(self) -> dict[str, Path]:
@@ -67,6 +71,11 @@ class ComposeFile:
             name: (ROOT / secret["file"]).resolve()
             for name, secret in self._document["secrets"].items()
         }
+
+    @property
+    def volumes(self) -> list[str]:
+        """Names of volumes."""
+        return list(self._document["volumes"])
 
     def services(
         self,
@@ -78,7 +87,8 @@ class ComposeFile:
     ) -> tuple[list[Local], list[Left]]:
         """What runs here, in the order of dependencies, and what does not.
 
-        `scale` asks for several of a service; named volumes become folders in `volumes`.
+        `scale` asks for several of a service; named volumes become folders in `volumes`. Raises
+        SystemExit for a `scale` of what does not run.
         """
         chosen = {
             name: service
@@ -87,6 +97,8 @@ class ComposeFile:
         }
         runnable = {name: service for name, service in chosen.items() if _is_runnable(service)}
         left = [Left(name, "it is in its image only") for name in chosen.keys() - runnable.keys()]
+        if wrong := [name for name in scale if name not in runnable or scale[name] < 1]:
+            raise SystemExit(f"scale {wrong}: give 1 or more of {sorted(runnable)}")
         replicas = [
             (name, number) for name in _ordered(runnable) for number in range(scale.get(name, 1))
         ]
@@ -111,7 +123,8 @@ class ComposeFile:
         shown = f"{name}-{number + 1}" if of > 1 else name
         translate = _translation({**first, name: ports}, ports, self._mounts(service, volumes))
         env = {key: translate(str(value)) for key, value in service.get("environment", {}).items()}
-        if "trtq" in service["command"][0]:
+        command = _on_reserved_gpus(service)
+        if command[:2] == ["trtq", "worker"]:
             # Containers of one service differ by their host's name, processes here by this.
             env.setdefault("TRTQ_WORKER_NAME", shown)
         health = service.get("healthcheck", {})
@@ -119,7 +132,7 @@ class ComposeFile:
         check = [translate(part) for part in test]
         return Local(
             shown,
-            _found([translate(part) for part in service["command"]]),
+            _found([translate(part) for part in command]),
             env,
             ["sh", "-c", *check] if kind == "CMD-SHELL" else _found(check),
             patience_s=seconds(health.get("start_period", "60s")),
@@ -164,6 +177,17 @@ def _is_runnable(service: dict[str, Any]) -> bool:
     return "build" in service or command[0] == "redis-server"
 
 
+def _on_reserved_gpus(service: dict[str, Any]) -> list[str]:
+    """The command, with GPUs by their number in the machine instead of in the container."""
+    command: list[str] = list(service["command"])
+    reserved = service.get("deploy", {}).get("resources", {}).get("reservations", {})
+    ids = [number for device in reserved.get("devices", []) for number in device["device_ids"]]
+    if ids:
+        place = command.index("--devices") + 1
+        command[place] = ",".join(ids[int(number)] for number in command[place].split(","))
+    return command
+
+
 def _found(command: list[str]) -> list[str]:
     program, *arguments = command
     ours = {
@@ -194,14 +218,19 @@ def _ordered(services: Mapping[str, dict[str, Any]]) -> list[str]:
 def _ports(
     services: Mapping[str, dict[str, Any]], free_ports: bool
 ) -> Callable[[str, int], dict[int, int]]:
-    def pick(name: str, number: int) -> dict[int, int]:
-        service = services[name]
-        published = [port.split(":") for port in service.get("ports", [])]
+    taken: set[int] = set()
+
+    def local(port: int, replica: int) -> int:
+        if free_ports or replica or port in taken:
+            port = next(found for _ in range(100) if (found := free_port()) not in taken)
+        taken.add(port)
+        return port
+
+    def pick(name: str, replica: int) -> dict[int, int]:
+        published = [port.split(":") for port in services[name].get("ports", [])]
         wanted = {int(inner): int(outer) for _, outer, inner in published}
-        wanted |= {int(port): int(port) for port in service.get("expose", [])}
-        if free_ports or number:
-            return {inner: free_port() for inner in wanted}
-        return wanted
+        wanted |= {int(port): int(port) for port in services[name].get("expose", [])}
+        return {inner: local(outer, replica) for inner, outer in wanted.items()}
 
     return pick
 

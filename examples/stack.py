@@ -7,6 +7,7 @@ environment, on 127.0.0.1. Ends on Ctrl-C, or when one of them ends by itself.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,12 +63,8 @@ class Stack:
             self._await(service, process)
 
     def service(self, name: str) -> Local:
-        """The service of that name; raises StopIteration."""
-        return next(service for service in self.services if service.name == name)
-
-    def process(self, name: str) -> subprocess.Popen[bytes]:
-        """Its process; raises StopIteration."""
-        return next(process for service, process in self._running if service.name == name)
+        """The service of that name; raises KeyError."""
+        return {service.name: service for service in self.services}[name]
 
     def log(self, name: str) -> Path:
         """The file of what a service prints."""
@@ -137,11 +134,11 @@ def stack(
     free_ports: bool = False,
 ) -> Iterator[Stack]:
     """A started stack that keeps data and logs in `state`; it stops at the end."""
-    file = ComposeFile(os.environ)
+    file = ComposeFile.read(os.environ)
     make_secrets(next(iter(file.secrets.values())).parent)
     volumes = state / "volumes"
     services, left = file.services(set(profiles), scale or {}, volumes, free_ports=free_ports)
-    for name in ("redis-data", "bulk-data", "plan-cache"):
+    for name in file.volumes:
         (volumes / name).mkdir(parents=True, exist_ok=True)
     made = Stack(services, left, state / "logs")
     try:
@@ -171,7 +168,10 @@ def main(
 
     for each in _STOP_SIGNALS:
         signal.signal(each, on_signal)
-    counts = {name: int(number) for name, _, number in (s.partition("=") for s in scale or [])}
+    wanted = [text.partition("=") for text in scale or []]
+    if wrong := [text for text in scale or [] if not re.fullmatch(r"[\w-]+=\d+", text)]:
+        raise typer.BadParameter(f"--scale {wrong[0]!r}: write SERVICE=NUMBER")
+    counts = {name: int(number) for name, _, number in wanted}
     print("starting compose.yaml's services ...", flush=True)
     try:
         with stack(
@@ -194,7 +194,7 @@ def _show(made: Stack, state: Path) -> None:
         print(f"{service.name:<12} http://127.0.0.1:{service.port}{page}")
     for name, reason in made.left:
         print(f"{name:<12} not run: {reason}")
-    folder = next(iter(ComposeFile(os.environ).secrets.values())).parent
+    folder = next(iter(ComposeFile.read(os.environ).secrets.values())).parent
     print(f"\nFlower's login is in {folder / 'flower-login'}, logs are in {state / 'logs'}.")
     print("For clients and `trtq`:")
     print(f"export TRTQ_REDIS_URL=redis://operator@127.0.0.1:{made.service('redis').port}/0")

@@ -69,7 +69,7 @@ def test_compose_holds_no_secret() -> None:
 def test_every_secret_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     make_secrets(folder)
-    files = ComposeFile({"TRTQ_SECRETS": str(folder)}).secrets
+    files = ComposeFile.read({"TRTQ_SECRETS": str(folder)}).secrets
     assert set(files) == set(COMPOSE["secrets"])
     before = {file: file.read_text() for file in files.values()}
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -145,7 +145,7 @@ def test_mounts_exist() -> None:
 
 
 def test_translation_to_this_machine(tmp_path: Path) -> None:
-    file = ComposeFile({"TRTQ_SECRETS": str(tmp_path / "s"), "TRTQ_REDIS_MAXMEMORY": "1gb"})
+    file = ComposeFile.read({"TRTQ_SECRETS": str(tmp_path / "s"), "TRTQ_REDIS_MAXMEMORY": "1gb"})
     services, left = file.services({"cpu"}, {"worker-cpu": 2}, tmp_path / "v", free_ports=True)
     by_name = {service.name: service for service in services}
     assert list(by_name) == ["redis", "worker-cpu-1", "worker-cpu-2", "exporter", "flower"]
@@ -176,16 +176,28 @@ def test_translation_to_this_machine(tmp_path: Path) -> None:
     }
 
 
-def test_every_gpu_worker_is_read_too(tmp_path: Path) -> None:
-    services, _ = ComposeFile({}).services({"gpus"}, {}, tmp_path)
-    assert {"worker-gpu0", "worker-gpu1"} <= {service.name for service in services}
+def test_gpu_workers_run_on_the_gpus_that_are_reserved_for_them(tmp_path: Path) -> None:
+    services, _ = ComposeFile.read({}).services({"gpus"}, {}, tmp_path)
+    devices = {
+        service.name: service.command[service.command.index("--devices") + 1]
+        for service in services
+        if service.name.startswith("worker")
+    }
+    assert devices == {"worker-gpu0": "0", "worker-gpu1": "1"}
+    assert len({service.port for service in services}) == len(services)
+
+
+@pytest.mark.parametrize("scale", [{"worker-cpu": 0}, {"worker-gpu0": 2}, {"grafana": 2}])
+def test_a_scale_of_what_does_not_run_is_refused(tmp_path: Path, scale: dict[str, int]) -> None:
+    with pytest.raises(SystemExit, match=r"worker-cpu"):
+        ComposeFile.read({}).services({"cpu"}, scale, tmp_path)
 
 
 def test_a_missing_variable_is_named(tmp_path: Path) -> None:
     file = tmp_path / "compose.yaml"
     file.write_text("services: {a: {image: '${IMAGE:?name one}', x: '$$ ${TAG:-1} ${NONE}'}}")
     with pytest.raises(SystemExit, match="IMAGE: name one"):
-        ComposeFile({}, file)
+        ComposeFile.read({}, file)
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda file: file.stem)
