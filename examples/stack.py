@@ -32,7 +32,7 @@ _OURS = ("TRTQ_", "FLOWER_")
 
 
 class Stack:
-    """Processes of services. `start` starts them one after the other, each healthy first."""
+    """Processes of services, each started when those that it needs are healthy."""
 
     def __init__(self, services: list[Local], left: list[Left], logs: Path) -> None:
         self.services = services
@@ -79,6 +79,7 @@ class Stack:
         while self._running:
             needed = {name for service, _ in self._running for name in service.after}
             leaves = [one for one in self._running if one[0].service not in needed]
+            leaves = leaves or list(self._running)
             for _, process in leaves:
                 process.terminate()
             for service, process in leaves:
