@@ -84,3 +84,14 @@ def test_redis_asks_everybody_for_a_login(running: Running) -> None:
         pytest.raises(redis.exceptions.AuthenticationError),
     ):
         connection.ping()
+
+
+def test_redis_refused_nobody_of_the_stack(running: Running) -> None:
+    with redis.Redis.from_url(running.redis_url("admin"), protocol=2) as admin:
+        denied = admin.acl_log()
+    # Drivers tell Redis their names, which needs CLIENT; `default` is the test without a login.
+    assert not [
+        entry
+        for entry in denied
+        if entry["object"] not in ("client", "client|setinfo") and entry["username"] != "default"
+    ]
