@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu check bench clean
+.PHONY: demo test test-gpu check bench chaos clean
 
 $(VENV)/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,9 @@ check: $(VENV)/.made
 bench: $(VENV)/.made
 	$(BIN)/python -m benchmarks.overhead --json benchmarks-overhead.json
 	$(BIN)/python -m benchmarks.efficiency --json benchmarks-efficiency.json
+
+chaos: $(VENV)/.made
+	$(BIN)/python -m benchmarks.chaos --json chaos.json
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* demo-output
