@@ -36,6 +36,7 @@ FAULTS: dict[str, Fault] = {
     "redis-forgets": redis.redis_forgets,
     "redis-full": redis.redis_full,
     "link-reset": network.link_reset,
+    "link-loses-answers": network.link_loses_answers,
     "link-stalled": network.link_stalled,
     "link-slow": network.link_slow,
     "link-half-open": network.link_half_open,

@@ -17,6 +17,17 @@ def link_reset(folder: Path, seconds: float) -> dict[str, Any]:
     return _inject(folder, seconds, "link to Redis reset", 0.7, lambda proxy: proxy.reset())
 
 
+def link_loses_answers(folder: Path, seconds: float) -> dict[str, Any]:
+    """Requests reach Redis, their answers do not, then the connection breaks."""
+    return _inject(
+        folder,
+        seconds,
+        "answers of Redis lost, then reset",
+        0.7,
+        lambda proxy: proxy.lose_answers(0.2),
+    )
+
+
 def link_stalled(folder: Path, seconds: float) -> dict[str, Any]:
     """Nothing passes for 2 s, again and again."""
     return _inject(folder, seconds, "link to Redis stalls 2 s", 4.0, lambda proxy: proxy.stall(2.0))

@@ -6,8 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import redis
-
 from benchmarks.chaos.judge import check, judge
 from benchmarks.chaos.rig import Rig
 
@@ -67,16 +65,12 @@ def _kill_redis(rig: Rig, seconds: float) -> int:
     kills = 0
     end_s = time.monotonic() + seconds
     while time.monotonic() + 1 < end_s:
-        time.sleep(max(1.0, seconds / 6))
+        time.sleep(max(2.0, seconds / 5))
         rig.server.kill()
         kills += 1
         time.sleep(0.5)
         rig.server.start()
-        try:
-            rig.raw.config_set("appendfsync", "always")
-        except redis.exceptions.ConnectionError:
-            # The pooled connection was the dead server's; the next one is new.
-            rig.raw.config_set("appendfsync", "always")
+        rig.fsync_always()
     return kills
 
 

@@ -19,6 +19,7 @@ class _Pair:
     def __init__(self, writers: tuple[asyncio.StreamWriter, asyncio.StreamWriter]) -> None:
         self.writers = writers
         self.dead = False
+        self.mute = False
 
     def reset(self) -> None:
         """Ends both connections with RST, as a crashed peer or a firewall does."""
@@ -89,6 +90,17 @@ class Proxy:
 
         self._call(die)
 
+    def lose_answers(self, seconds: float) -> None:
+        """Open connections take requests to Redis and no answer back, and break after `seconds`."""
+
+        def mute() -> None:
+            pairs = list(self._pairs)
+            for pair in pairs:
+                pair.mute = True
+            self._loop.call_later(seconds, lambda: [pair.reset() for pair in pairs])
+
+        self._call(mute)
+
     def refuse(self, on: bool) -> None:
         """While on, new connections are reset at once."""
 
@@ -122,11 +134,15 @@ class Proxy:
         self._loop.run_until_complete(self._listen())
         self._ready.set()
         self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
         self._server.close()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._end())
         self._loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     async def _listen(self) -> None:
         self._open = asyncio.Event()
@@ -146,25 +162,34 @@ class Proxy:
         self._pairs.add(pair)
         try:
             await asyncio.gather(
-                self._pump(pair, reader, far_writer), self._pump(pair, far_reader, writer)
+                self._pump(pair, reader, far_writer),
+                self._pump(pair, far_reader, writer, answers=True),
             )
+        except asyncio.CancelledError:
+            # The proxy ends; asyncio's streams would log it for every connection.
+            pass
         finally:
             self._pairs.discard(pair)
 
     async def _pump(
-        self, pair: _Pair, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        pair: _Pair,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        answers: bool = False,
     ) -> None:
         try:
             while chunk := await reader.read(_CHUNK_BYTES):
                 await self._open.wait()
                 if self._delay_s:
                     await asyncio.sleep(self._delay_s)
-                if pair.dead:
+                if pair.dead or (answers and pair.mute):
                     continue
                 writer.write(chunk)
                 await writer.drain()
         except OSError:
             pass
-        if not pair.dead:
+        if not (pair.dead or pair.mute):
             for either in pair.writers:
                 either.close()
