@@ -10,7 +10,7 @@ import numpy as np
 from producer import keys
 from producer.errors import DeviceLost, EngineFailed, ForbiddenNaN, TrtqError
 from producer.inbox import Settlement
-from producer.spec import ModelSpec
+from producer.spec import ModelSpec, TensorSpec
 from producer.task import InferenceTask, Reply, RowError, client_of
 from producer.wire import encode_reply
 from workers import rows as row_copies
@@ -93,6 +93,13 @@ class BatchRunner:
                 raise EngineFailed(
                     f"model {self._spec.name!r}: output {tensor.name!r} has shape {shape} for "
                     f"{rows} rows; its first axis must be the batch"
+                )
+            # Clients, and the files of bulk jobs, rely on what was published.
+            if not _fits(array, tensor):
+                raise EngineFailed(
+                    f"model {self._spec.name!r}: output {tensor.name!r} is {array.dtype.name} of "
+                    f"shape {array.shape}; the model was published with {tensor.dtype} rows of "
+                    f"shape {tensor.shape}"
                 )
 
     def _answered(
@@ -201,6 +208,15 @@ class BatchRunner:
             f"model {self._spec.name!r} failed on this task alone: "
             f"{type(failure).__name__}: {str(failure)[:500]}"
         )
+
+
+def _fits(array: Array, tensor: TensorSpec) -> bool:
+    row_shape = array.shape[1:]
+    return (
+        array.dtype.name == tensor.dtype
+        and len(row_shape) == len(tensor.shape)
+        and all(wanted in (None, size) for size, wanted in zip(row_shape, tensor.shape, strict=True))
+    )
 
 
 def _missing(array: Array) -> float:

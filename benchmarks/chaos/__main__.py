@@ -19,6 +19,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from benchmarks.chaos import faults_clients as clients
+from benchmarks.chaos import faults_clock as clock
+from benchmarks.chaos import faults_engine as engine
 from benchmarks.chaos import faults_network as network
 from benchmarks.chaos import faults_redis as redis
 from benchmarks.chaos import faults_workers as workers
@@ -40,6 +43,13 @@ FAULTS: dict[str, Fault] = {
     "link-stalled": network.link_stalled,
     "link-slow": network.link_slow,
     "link-half-open": network.link_half_open,
+    "client-killed": clients.client_killed,
+    "engine-raises": engine.engine_raises,
+    "engine-wrong-shape": engine.engine_wrong_shape,
+    "engine-segfaults": engine.engine_segfaults,
+    "engine-hangs": engine.engine_hangs,
+    "clock-stepped": clock.clock_stepped,
+    "redis-clock-stepped": clock.redis_clock_stepped,
 }
 _DEADLINE_S = 590.0
 

@@ -23,10 +23,7 @@ def worker_killed(folder: Path, seconds: float) -> dict[str, Any]:
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             time.sleep(min(1.0, seconds / 4))
-            for child in rig.children(rig.supervisors[kills % 2]):
-                if rig.look().claimed:
-                    child.kill()
-                    kills += 1
+            kills += rig.kill_busy(rig.supervisors[kills % 2], 1.0)
         clients = rig.loaded(seconds)
         row = judge("worker SIGKILL in mid-batch", clients, seconds, kills=kills)
         row["exit_codes"] = rig.stop_workers()

@@ -15,13 +15,14 @@ from typing import Any
 import psutil
 import redis
 
-from benchmarks.chaos import model
+from benchmarks.chaos.model import NAME, write_model
 from benchmarks.chaos.proxy import Proxy
 from benchmarks.processes import BenchmarkError, Driver, Service
 from producer import status
 from producer.connection import connect
 from producer.embedded import EmbeddedRedis
 from producer.inbox import Inbox, QueueState
+from producer.keys import GROUP
 from producer.link import Link
 
 CLIENTS = 4
@@ -45,12 +46,14 @@ class Rig:
         env: Mapping[str, str] | None = None,
         client_env: Mapping[str, str] | None = None,
         server: EmbeddedRedis | None = None,
+        model: Mapping[str, Any] | None = None,
     ) -> None:
         self.folder = folder
         self.server = server or EmbeddedRedis(folder=folder / "redis", appendonly=appendonly)
         self._through_proxy = through_proxy
         self._env = {"TRTQ_LEASE_MS": "1500", "TRTQ_DRAIN_GRACE_S": "10", **(env or {})}
         self._client_env = dict(client_env or {})
+        self._model = dict(model or {})
         self._stack = ExitStack()
         self._ours: list[psutil.Process] = []
         self.proxy: Proxy | None = None
@@ -66,7 +69,9 @@ class Rig:
         return self
 
     def _start(self) -> None:
-        self._stack.enter_context(self.server)
+        self._stack.callback(self.server.close)
+        if self.server.pid is None:
+            self.server.start()
         self.url = self.server.url
         if self._through_proxy:
             self.proxy = self._stack.enter_context(Proxy(self.server.port))
@@ -74,8 +79,8 @@ class Rig:
         self.raw: redis.Redis = connect(self.server.url)
         self._stack.callback(self.raw.close)
         self.fsync_always()
-        self.inbox = Inbox(Link(self.raw), model.NAME)
-        model.write_model(self.folder / "models")
+        self.inbox = Inbox(Link(self.raw), NAME)
+        write_model(self.folder / "models", **self._model)
         for number in range(WORKERS):
             self.start_supervisor(f"w{number}")
         # All start at once; the clients need the published model only for their first submit.
@@ -121,6 +126,25 @@ class Rig:
             return []
         self._ours += [child for child in found if child not in self._ours]
         return found
+
+    def kill_busy(self, supervisor: Service, seconds: float = 2.0) -> bool:
+        """SIGKILL to a worker while it holds tasks; False if it held none for `seconds`."""
+        give_up_s = time.monotonic() + seconds
+        while time.monotonic() < give_up_s:
+            if self._holds(supervisor.name):
+                for child in self.children(supervisor):
+                    child.kill()
+                return True
+            time.sleep(0.002)
+        return False
+
+    def _holds(self, name: str) -> bool:
+        for stream in self.inbox.keys.streams:
+            pending = self.raw.xpending(stream, GROUP) if self.raw.exists(stream) else {}
+            for one in pending.get("consumers") or ():
+                if one["name"].startswith(f"{name}-".encode()):
+                    return True
+        return False
 
     def wait_for(self, condition: Callable[[], object], seconds: float) -> None:
         """Waits for `condition`; raises BenchmarkError after `seconds`."""
