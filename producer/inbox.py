@@ -52,6 +52,13 @@ class Claim(NamedTuple):
     entries: list[Entry]
 
 
+class Reclaim(NamedTuple):
+    """What was taken over, and whether suspects wait that were not asked for."""
+
+    entries: list[Entry]
+    suspects_wait: bool
+
+
 class Settlement(NamedTuple):
     """One entry's end: who is told what, and what is kept."""
 
@@ -188,18 +195,19 @@ class Inbox:
 
     def reclaim(
         self, consumer: str, lease_ms: int, count: int, suspect_deliveries: int, suspects: bool
-    ) -> list[Entry]:
+    ) -> Reclaim:
         """Takes over entries whose lease ran out or that were handed back.
 
         With `suspects`, at most one entry that was delivered `suspect_deliveries` times or more;
         without, only entries delivered less often.
         """
-        answer = self._link.script(
+        waiting, *taken = self._link.script(
             "reclaim",
             self.keys.streams,
             [GROUP, consumer, lease_ms, count, suspect_deliveries, int(suspects)],
         )
-        return [_entry(place, raw, deliveries) for place, deliveries, raw in answer]
+        entries = [_entry(place, raw, deliveries) for place, deliveries, raw in taken]
+        return Reclaim(entries, bool(waiting))
 
     def renew(self, consumer: str, entries: Sequence[Entry]) -> frozenset[tuple[int, bytes]]:
         """Renews the leases; returns (stream, id) of entries that are no longer ours."""
@@ -253,17 +261,13 @@ class Inbox:
     def absent(self, consumer: str) -> None:
         """Takes a worker that stops off the list, and its consumers where they hold nothing."""
         self._link.client.zrem(self.keys.workers, consumer)
-        for stream in self.keys.streams:
-            for found in self._consumers(stream):
-                if found["name"] == consumer.encode() and not found["pending"]:
-                    self._link.client.xgroup_delconsumer(stream, GROUP, consumer)
+        self.sweep()
 
-    def _consumers(self, stream: str) -> list[dict[str, Any]]:
-        try:
-            consumers: list[dict[str, Any]] = self._link.client.xinfo_consumers(stream, GROUP)
-        except redis.exceptions.ResponseError:
-            return []
-        return consumers
+    def sweep(self) -> int:
+        """Removes consumers of dead workers that hold nothing; returns how many."""
+        script_keys = (self.keys.workers, *self.keys.streams)
+        removed: int = self._link.script("sweep", script_keys, [GROUP])
+        return removed
 
     # The operator's side.
 

@@ -55,13 +55,14 @@ def test_the_queue_works_at_maxmemory_except_for_adding(raw: redis.Redis) -> Non
     (second,) = inbox.claim("w", 1).entries
     assert inbox.renew("w", [first, second]) == frozenset()
     assert inbox.release("w", [second], 10_000) == 1
-    (again,) = inbox.reclaim("w", 10_000, 10, 3, False)
+    (again,) = inbox.reclaim("w", 10_000, 10, 3, False).entries
     done = [Settlement(e, 1, "c", b"r", "trtq:result:c-1", 9, b"dead") for e in (first, again)]
     assert inbox.settle(done) == (2, 0)
     assert ids[3] is not None
     assert inbox.cancel(1, ids[3]) == 1
     inbox.leave("w")
     inbox.heal(1)
+    assert inbox.sweep() > 0
     assert purge(raw, "m") == 1
     assert inbox.look().rows == 0
 

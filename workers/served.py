@@ -12,13 +12,14 @@ from workers.executor import Executor
 from workers.feed import Feed
 from workers.files import RowFiles
 from workers.intake import Intake
+from workers.ledger import Ledger
 from workers.metrics import Counters
 from workers.models import ModelConfig
 from workers.replies import Replier
 from workers.runner import BatchRunner
 from workers.settings import WorkerSettings
 from workers.stages import Stages
-from workers.turn import Ledger, Turn, TurnLimits
+from workers.turn import Turn, TurnLimits
 
 log = logging.getLogger("trtq.served")
 
@@ -98,6 +99,7 @@ class Served:
             budget_ms=settings.turn_budget_s * 1000,
             max_deliveries=settings.max_deliveries,
             drain_ms=settings.drain_grace_s * 1000,
+            finish_ms=settings.drain_grace_s * 1000,
         )
         Turn(
             self.inbox,

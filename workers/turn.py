@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from producer.connection import LINK_ERRORS
 from producer.errors import TrtqError
-from producer.inbox import Claim, Entry, Inbox, Settlement
+from producer.inbox import Claim, Entry, Inbox
 from workers.batcher import Held
 from workers.feed import Feed
 from workers.intake import Intake
+from workers.ledger import Ledger
 from workers.metrics import Counters
 from workers.replies import Replier
 
@@ -35,52 +35,9 @@ class TurnLimits(NamedTuple):
     linger_ms: float
     budget_ms: float
     max_deliveries: int
+    #: How long a turn's end waits for what runs: of a worker that stops, and of one that goes on.
     drain_ms: float
-
-
-class Ledger:
-    """Entries that this worker has claimed and not yet settled. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[tuple[int, bytes], Entry] = {}
-        self._rows = 0
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def rows(self) -> int:
-        """Rows of open entries."""
-        return self._rows
-
-    def entries(self) -> list[Entry]:
-        """The open entries."""
-        with self._lock:
-            return list(self._open.values())
-
-    def open(self, entries: list[Entry]) -> list[Entry]:
-        """Adds entries; returns those that were not open already."""
-        new = []
-        with self._lock:
-            for entry in entries:
-                key = (entry.stream, entry.entry_id)
-                if key not in self._open:
-                    self._open[key] = entry
-                    self._rows += entry.rows
-                    new.append(entry)
-        return new
-
-    def settled(self, settlements: list[Settlement]) -> None:
-        """Closes what was answered."""
-        self.closed([settlement.entry for settlement in settlements])
-
-    def closed(self, entries: Iterable[Entry]) -> None:
-        """Closes entries."""
-        with self._lock:
-            for entry in entries:
-                if self._open.pop((entry.stream, entry.entry_id), None) is not None:
-                    self._rows -= entry.rows
+    finish_ms: float
 
 
 class Turn:
@@ -118,6 +75,7 @@ class Turn:
         self._claims = 0
         self._offset_ms = 0.0
         self._entry_rows = 1.0
+        self._more_suspects = False
 
     def run(self) -> None:
         """Runs the turn; rings at its end if work is left that nobody covers."""
@@ -170,9 +128,14 @@ class Turn:
                 backlog = claimed >= room
             else:
                 left_ms = limits.linger_ms - (now_ms - quiet_since_ms)
+                if self._more_suspects:
+                    left_ms = 0.0
                 claimed = self._wait(room, min(_SLICE_MS, max(1.0, left_ms)))
                 backlog = claimed >= room
             if claimed or len(self._ledger):
+                quiet_since_ms = self._clock()
+            elif self._more_suspects:
+                self._reclaim()
                 quiet_since_ms = self._clock()
             elif self._clock() - quiet_since_ms >= limits.linger_ms:
                 if not self._reclaim():
@@ -217,29 +180,50 @@ class Turn:
 
     def _reclaim(self) -> int:
         limits = self._limits
-        entries = self._inbox.reclaim(
+        entries, suspects_wait = self._inbox.reclaim(
             self._consumer, limits.lease_ms, limits.held_rows, limits.max_deliveries, False
         )
         self._counters.reclaimed += len(entries)
         self._take_in(entries)
-        if not entries and not len(self._ledger):
-            return self._run_suspect()
-        return len(entries)
+        self._more_suspects = suspects_wait
+        return len(entries) + (self._run_suspects() if suspects_wait else 0)
 
-    def _run_suspect(self) -> int:
-        """Runs one task that was with too many workers, while this worker holds nothing else."""
+    def _run_suspects(self) -> int:
+        """Runs tasks that were with too many workers one by one, with nothing else in work.
+
+        New work waits for that, at most until the slots have run dry and for a moment after.
+        """
+        if not self._run_dry():
+            return 0
         limits = self._limits
-        suspects = self._inbox.reclaim(
-            self._consumer, limits.lease_ms, 1, limits.max_deliveries, True
-        )
-        self._counters.reclaimed += len(suspects)
-        self._take_in(suspects)
-        while len(self._ledger) and not self._stopping():
-            self._feed.wait_idle(_SLICE_MS)
-            if self._feed.idle and not self._replier.wait_sent(_SLICE_MS):
+        until_ms = self._clock() + _QUANTUM_MS
+        count = 0
+        while not self._stopping():
+            suspects, _ = self._inbox.reclaim(
+                self._consumer, limits.lease_ms, 1, limits.max_deliveries, True
+            )
+            if not suspects:
+                self._more_suspects = False
                 break
+            count += 1
+            self._counters.reclaimed += 1
+            self._take_in(suspects)
+            if not self._run_dry() or self._clock() >= until_ms:
+                break
+        return count
+
+    def _run_dry(self) -> bool:
+        """Waits until all that was claimed is answered; False if the worker stops or time is up."""
+        give_up_ms = self._clock() + self._limits.finish_ms
+        while len(self._ledger):
+            if self._stopping() or self._clock() >= give_up_ms:
+                return False
+            self._feed.wait_idle(_SLICE_MS)
+            if self._feed.idle:
+                self._replier.wait_sent(_SLICE_MS)
+            self._expire()
             self._renew()
-        return len(suspects)
+        return True
 
     def _take_in(
         self, entries: list[Entry], cancelled: frozenset[tuple[int, bytes]] = frozenset()
@@ -285,11 +269,16 @@ class Turn:
     def _finish(self) -> None:
         """Lets the slots finish; hands back what they have not started if the worker stops."""
         limits = self._limits
-        give_up_ms = self._clock() + limits.drain_ms
-        if self._stopping():
-            self._hand_back()
+        give_up_ms = self._clock() + limits.finish_ms
         failures_until_ms = self._clock() + _LINK_PATIENCE_MS
+        stop_seen = False
         while len(self._ledger) and self._clock() < give_up_ms:
+            if self._stopping():
+                if not stop_seen:
+                    stop_seen = True
+                    give_up_ms = min(give_up_ms, self._clock() + limits.drain_ms)
+                # Each time: a slot that lost its device gives its batch back while others run.
+                self._hand_back()
             self._feed.wait_idle(_SLICE_MS)
             if self._feed.idle:
                 # Only answers are under way; they leave within moments or wait for Redis.
