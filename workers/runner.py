@@ -215,7 +215,9 @@ def _fits(array: Array, tensor: TensorSpec) -> bool:
     return (
         array.dtype.name == tensor.dtype
         and len(row_shape) == len(tensor.shape)
-        and all(wanted in (None, size) for size, wanted in zip(row_shape, tensor.shape, strict=True))
+        and all(
+            wanted in (None, size) for size, wanted in zip(row_shape, tensor.shape, strict=True)
+        )
     )
 
 
