@@ -1,4 +1,4 @@
-"""The client's reply stream and the one thread that reads it.
+"""The client's reply stream, the thread that reads it, and the one that watches deadlines.
 
 A stream and not a list: reading does not remove, so a reply that was on its way when the
 connection broke is read again. Tickets ignore what they had before.
@@ -23,13 +23,17 @@ log = logging.getLogger("trtq.mailbox")
 
 _BLOCK_MS = 500
 _SWEEP_S = 0.5
+_TRIM_S = 0.5
 _READ_COUNT = 64
 _TRIM_BYTES = 4 << 20
 _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Mailbox:
-    """Open tickets by task id; a reader thread answers them and fails those past their deadline."""
+    """Open tickets by task id: one thread answers them, another fails those past their deadline.
+
+    Two, because a read from a connection that is open and dead takes the connection's timeout.
+    """
 
     def __init__(
         self, link: Link, client: str, clock: Callable[[], float], grace_s: float = 2.0
@@ -40,13 +44,15 @@ class Mailbox:
         self._grace_s = grace_s
         self._open: dict[str, Ticket] = {}
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._failure: TrtqError | None = None
 
     def start(self) -> None:
-        """Starts the reader."""
-        self._thread = threading.Thread(target=self._guarded, name="trtq-mailbox", daemon=True)
-        self._thread.start()
+        """Starts the reader and the watch."""
+        for name, work in (("trtq-mailbox", self._read), ("trtq-deadlines", self._watch)):
+            thread = threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def expect(self, ticket: Ticket) -> None:
         """From now on a reply to the ticket's task ends it."""
@@ -64,11 +70,11 @@ class Mailbox:
         return len(self._open)
 
     def close(self) -> None:
-        """Stops the reader, fails what is open, deletes the stream."""
+        """Stops both threads, fails what is open, deletes the stream."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
-            self._thread = None
+        for thread in self._threads:
+            thread.join(timeout=10)
+        self._threads = []
         self._failure = ClientClosed("the client was closed before the task was answered")
         self._fail_all(self._failure)
         try:
@@ -76,12 +82,12 @@ class Mailbox:
         except LINK_ERRORS as failure:
             log.debug("the reply stream will expire by itself: %s", failure)
 
-    def _guarded(self) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            self._read()
+            work()
         except Exception as failure:
-            log.exception("the reply reader died")
-            self._failure = TrtqError(f"the client's reply reader died: {failure!r}")
+            log.exception("a thread of the mailbox died")
+            self._failure = TrtqError(f"the client's {work.__name__} thread died: {failure!r}")
             self._fail_all(self._failure)
 
     def _read(self) -> None:
@@ -89,8 +95,7 @@ class Mailbox:
         trimmed = last
         read_bytes = 0
         failures = 0
-        now_s = self._clock()
-        next_sweep_s, renewed_s = now_s + _SWEEP_S, now_s
+        trimmed_s = renewed_s = self._clock()
         while not self._stop.is_set():
             try:
                 for entry_id, (_, blob, *_) in self._next(last):
@@ -98,10 +103,10 @@ class Mailbox:
                     last = entry_id
                     read_bytes += len(blob)
                 now_s = self._clock()
-                due = now_s >= next_sweep_s
+                due = now_s >= trimmed_s + _TRIM_S
                 if last != trimmed and (due or read_bytes >= _TRIM_BYTES):
                     self._trim(last)
-                    trimmed, read_bytes, renewed_s = last, 0, now_s
+                    trimmed, read_bytes, renewed_s, trimmed_s = last, 0, now_s, now_s
                 elif now_s - renewed_s > REPLY_TTL_S / 10:
                     self._link.call("EXPIRE", self._key, REPLY_TTL_S)
                     renewed_s = now_s
@@ -113,11 +118,10 @@ class Mailbox:
                     log.warning("lost Redis while waiting for replies: %s", failure)
                 self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
-                now_s = self._clock()
-                due = now_s >= next_sweep_s
-            if due:
-                self._sweep(now_s)
-                next_sweep_s = now_s + _SWEEP_S
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_SWEEP_S):
+            self._sweep(self._clock())
 
     def _next(self, last: bytes) -> Any:
         command = ("XREAD", "COUNT", _READ_COUNT, "BLOCK", _BLOCK_MS, "STREAMS", self._key, last)
