@@ -211,6 +211,12 @@ class PoisonTask(TaskFailed):
     code = "poison_task"
 
 
+class BatchTimeout(TaskFailed, TimeoutError):
+    """The engine ran this task alone for longer than the model's `batch_timeout_s`."""
+
+    code = "batch_timeout"
+
+
 class BulkError(TrtqError):
     """A bulk job's files or state."""
 

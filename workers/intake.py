@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from producer import keys
 from producer.errors import (
+    BatchTimeout,
     Cancelled,
     CorruptMessage,
     DeadlineExceeded,
@@ -109,7 +110,7 @@ class Intake:
     def refused(self, held: Held, failure: TrtqError) -> Settlement:
         """The settlement of a task that is answered without being run."""
         dead = b""
-        if isinstance(failure, PoisonTask):
+        if isinstance(failure, PoisonTask | BatchTimeout):
             dead = _dead_record(held.entry, failure)
         reply = Reply(held.task.task_id, error_code=failure.code, error_message=failure.message)
         self._counters.failed += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import logging
 import os
 import signal
@@ -29,6 +31,8 @@ log = logging.getLogger("trtq.process")
 EXIT_FATAL = 70
 #: What an orphan's warm stop may take beyond its drain grace before it kills itself.
 _ORPHAN_MARGIN_S = 10.0
+#: How long no thread may run, beyond the longest batch timeout, before the process is ended.
+_FROZEN_MARGIN_S = 10.0
 
 
 class WorkerProcess:
@@ -90,6 +94,7 @@ class WorkerProcess:
                     served,
                     on_fatal=self._end,
                     others_wait=_others_wait,
+                    on_look=_frozen_guard(served),
                 )
                 self._runtime.start()
             if INFER_QUEUE in queues:
@@ -107,7 +112,7 @@ class WorkerProcess:
             sys.exit(EXIT_FATAL)
 
     def _end(self, reason: str) -> None:
-        """A thread that the worker cannot do without has died: ends the process with EXIT_FATAL.
+        """A thread that the worker needs has died or hangs: ends the process with EXIT_FATAL.
 
         The supervisor starts a new one. Called in any thread.
         """
@@ -133,6 +138,10 @@ class WorkerProcess:
         if self._runtime is not None:
             if not self._runtime.close():
                 log.error("the turn outlived the drain grace; its tasks will be run again")
+            if self._runtime.hung:
+                # Handlers and destructors of an engine in use may hang as well.
+                atexit.register(_exit_at_once)
+            faulthandler.cancel_dump_traceback_later()
             self._runtime = None
         if self._client is not None:
             self._client.close()
@@ -184,6 +193,25 @@ def watch_supervisor(
     thread = threading.Thread(target=watch, name="trtq-supervisor", daemon=True)
     thread.start()
     return thread
+
+
+def _frozen_guard(served: list[ModelConfig]) -> Callable[[], None]:
+    """What the watchdog calls to say that it runs.
+
+    It cannot run while native code hangs without letting go of the interpreter's lock. Python's
+    own fault handler needs no lock: it writes every thread's stack and ends the process with 1.
+    """
+    timeouts_s = [config.batch_timeout_s or 0.0 for config in served]
+    if not all(timeouts_s):
+        return lambda: None
+    frozen_s = max(timeouts_s) + _FROZEN_MARGIN_S
+    output = sys.__stderr__ or 2
+    return lambda: faulthandler.dump_traceback_later(frozen_s, file=output, exit=True)
+
+
+def _exit_at_once() -> None:
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
 
 
 def _others_wait() -> bool:

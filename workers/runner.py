@@ -10,12 +10,12 @@ import numpy as np
 from producer import keys
 from producer.errors import DeviceLost, EngineFailed, ForbiddenNaN, TrtqError
 from producer.inbox import Settlement
-from producer.spec import ModelSpec, TensorSpec
+from producer.spec import ModelSpec
 from producer.task import InferenceTask, Reply, RowError, client_of
 from producer.wire import encode_reply
 from workers import rows as row_copies
 from workers.batcher import Held
-from workers.engines.base import Array, Engine, Slot
+from workers.engines.base import Array, Engine, Slot, numpy_dtype
 from workers.files import RowFiles
 from workers.metrics import Counters
 from workers.stages import GATHER, HOLD, RUN, SCATTER, Stages
@@ -41,9 +41,20 @@ class BatchRunner:
         self._counters = counters
         self._stages = stages
         self._clock = clock
+        self._output_dtypes = [numpy_dtype(tensor.dtype) for tensor in spec.outputs]
 
-    def run(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
-        """One settlement per task. Raises DeviceLost; other failures are the tasks' answers."""
+    def run(
+        self,
+        slot: Slot,
+        batch: list[Held],
+        on_attempt: Callable[[list[Held]], None] = lambda tasks: None,
+    ) -> list[Settlement]:
+        """One settlement per task. Raises DeviceLost; other failures are the tasks' answers.
+
+        `on_attempt(tasks)` is called before each run of the engine: with the batch, then with
+        each of its tasks if they failed together.
+        """
+        on_attempt(batch)
         try:
             settlements = self._run_together(slot, batch)
         except DeviceLost:
@@ -51,8 +62,8 @@ class BatchRunner:
         except Exception as failure:  # noqa: BLE001 - an engine or out of memory raises anything
             if len(batch) > 1:
                 log.warning("a batch of %d tasks failed, each runs alone: %r", len(batch), failure)
-                return [done for held in batch for done in self.run(slot, [held])]
-            return [self._run_by_row(slot, batch[0], failure)]
+                return [done for held in batch for done in self.run(slot, [held], on_attempt)]
+            return [self._run_by_row(slot, batch[0], failure, on_attempt)]
         rows = sum(held.rows for held in batch)
         self._counters.batch(rows)
         self._stages.batch(rows)
@@ -86,7 +97,7 @@ class BatchRunner:
         return settlements
 
     def _check(self, outputs: Mapping[str, Array], rows: int) -> None:
-        for tensor in self._spec.outputs:
+        for tensor, dtype in zip(self._spec.outputs, self._output_dtypes, strict=True):
             array = outputs.get(tensor.name)
             if array is None or array.shape[:1] != (rows,):
                 shape = None if array is None else array.shape
@@ -94,12 +105,10 @@ class BatchRunner:
                     f"model {self._spec.name!r}: output {tensor.name!r} has shape {shape} for "
                     f"{rows} rows; its first axis must be the batch"
                 )
-            # Clients, and the files of bulk jobs, rely on what was published.
-            if not _fits(array, tensor):
+            if array.dtype != dtype or not _fits(array.shape[1:], tensor.shape):
                 raise EngineFailed(
-                    f"model {self._spec.name!r}: output {tensor.name!r} is {array.dtype.name} of "
-                    f"shape {array.shape}; the model was published with {tensor.dtype} rows of "
-                    f"shape {tensor.shape}"
+                    f"model {self._spec.name!r}: output {tensor.name!r} has rows of {array.dtype} "
+                    f"{array.shape[1:]}, the model declares {dtype} {tensor.shape}"
                 )
 
     def _answered(
@@ -129,7 +138,13 @@ class BatchRunner:
         self._counters.failed += bool(errors)
         return self._settle(held, Reply(task.task_id, row_errors=errors))
 
-    def _run_by_row(self, slot: Slot, held: Held, failure: Exception) -> Settlement:
+    def _run_by_row(
+        self,
+        slot: Slot,
+        held: Held,
+        failure: Exception,
+        on_attempt: Callable[[list[Held]], None],
+    ) -> Settlement:
         """The end of a task that failed alone; rows of a reference may still succeed one by one."""
         reference = held.task.reference
         named = self._named(failure)
@@ -141,6 +156,7 @@ class BatchRunner:
                 held.task.task_id, 1, reference=reference._replace(start=row, stop=row + 1)
             )
             one = Held(held.entry, part, held.shape_key, held.arrived_ms, held.expires_ms)
+            on_attempt([held])
             try:
                 gathered = row_copies.gather(slot, [one], self._spec, self._files)
                 if gathered.failed:
@@ -210,14 +226,10 @@ class BatchRunner:
         )
 
 
-def _fits(array: Array, tensor: TensorSpec) -> bool:
-    row_shape = array.shape[1:]
-    return (
-        array.dtype.name == tensor.dtype
-        and len(row_shape) == len(tensor.shape)
-        and all(
-            wanted in (None, size) for size, wanted in zip(row_shape, tensor.shape, strict=True)
-        )
+def _fits(row_shape: tuple[int, ...], declared: tuple[int | None, ...]) -> bool:
+    return row_shape == declared or (
+        len(row_shape) == len(declared)
+        and all(want in (None, size) for size, want in zip(row_shape, declared, strict=True))
     )
 
 

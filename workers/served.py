@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from producer.inbox import Inbox, Settlement
+from producer.connection import LINK_ERRORS
+from producer.errors import BatchTimeout
+from producer.inbox import Entry, Inbox, Settlement
 from producer.link import Link
+from workers.attempts import Attempt, Attempts
 from workers.engines.base import Engine
 from workers.executor import Executor
 from workers.feed import Feed
@@ -22,6 +25,9 @@ from workers.stages import Stages
 from workers.turn import Turn, TurnLimits
 
 log = logging.getLogger("trtq.served")
+
+#: How long closing waits for a batch; the turn has waited for it before.
+_CLOSE_S = 5.0
 
 
 class Served:
@@ -70,6 +76,7 @@ class Served:
             config.slots,
             self.replier.put,
             self._on_death,
+            self._clock,
         )
         self.intake = Intake(
             self.spec,
@@ -91,6 +98,7 @@ class Served:
     def turn(self, stopping: Callable[[], bool], others_wait: Callable[[], bool]) -> None:
         """Runs one turn."""
         settings, cover_rows = self._settings, self.spec.cover_rows
+        drain_ms = settings.drain_grace_s * 1000
         limits = TurnLimits(
             held_rows=max(self.spec.max_batch * 2, self.spec.max_rows_per_task),
             unanswered_rows=4 * cover_rows,
@@ -98,8 +106,8 @@ class Served:
             linger_ms=settings.linger_ms,
             budget_ms=settings.turn_budget_s * 1000,
             max_deliveries=settings.max_deliveries,
-            drain_ms=settings.drain_grace_s * 1000,
-            finish_ms=settings.drain_grace_s * 1000,
+            drain_ms=drain_ms,
+            finish_ms=drain_ms + (self.batch_timeout_ms or 0.0),
         )
         Turn(
             self.inbox,
@@ -115,12 +123,66 @@ class Served:
             others_wait,
         ).run()
 
-    def close(self) -> None:
-        """Stops the slots after what they run, sends the answers, frees the engine."""
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.config.name
+
+    @property
+    def batch_timeout_ms(self) -> float | None:
+        """How long one run may take; None: for ever."""
+        return self.config.batch_timeout_ms
+
+    @property
+    def attempts(self) -> Attempts:
+        """What the slots run now."""
+        return self.executor.attempts
+
+    def give_up(self, hung: Sequence[Attempt], *, alone: bool) -> None:
+        """Answers the task that hangs if it ran `alone` in this process; hands all others back.
+
+        What hung together is a suspect then: run alone by whoever takes it.
+        """
+        entries = []
+        for attempt in hung:
+            culprit = attempt.tasks[0] if alone and len(attempt.tasks) == 1 else None
+            for held in attempt.batch:
+                if held is culprit:
+                    failure = BatchTimeout(
+                        f"task {held.task.task_id} ran alone for more than "
+                        f"{self.config.batch_timeout_s:g} s and did not end; its worker is "
+                        f"replaced. If model {self.name!r} needs longer, raise its batch_timeout_s"
+                    )
+                    self.replier.put([self.intake.refused(held, failure)])
+                    continue
+                deliveries = held.entry.deliveries
+                if held in attempt.tasks:
+                    deliveries = max(deliveries, self._settings.max_deliveries)
+                entries.append(held.entry._replace(deliveries=deliveries))
+        if entries:
+            self._release(entries)
+
+    def _release(self, entries: list[Entry]) -> None:
+        try:
+            self.counters.released += self.inbox.release(
+                self._consumer, entries, self._settings.lease_ms
+            )
+        except LINK_ERRORS as failure:
+            log.warning("%d tasks come back when their lease runs out: %s", len(entries), failure)
+        self.ledger.closed(entries)
+
+    def close(self) -> bool:
+        """Stops the slots after what they run, sends the answers, frees the engine.
+
+        False if a slot hangs: its engine is in use and cannot be freed.
+        """
+        ended = True
         if hasattr(self, "executor"):
-            self.executor.close()
+            ended = self.executor.close(_CLOSE_S)
             self.replier.close()
-        self.engine.close()
+        if ended:
+            self.engine.close()
+        return ended
 
     def _settled(self, settlements: list[Settlement]) -> None:
         self.ledger.settled(settlements)
