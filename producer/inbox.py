@@ -226,6 +226,17 @@ class Inbox:
         released: int = self._link.script("release", script_keys, args)
         return released
 
+    def disown(self, consumer: str, known: Sequence[Entry], lease_ms: int) -> int:
+        """Hands back what Redis delivered to us in answers that were lost: all but `known`.
+
+        Returns how many; rings if any. Their delivery does not count.
+        """
+        args: list[Any] = [GROUP, consumer, lease_ms * 2, BELL_TTL_MS, self._bell("answer lost")]
+        args += [b"%d:%s" % (entry.stream, entry.entry_id) for entry in known]
+        script_keys = (self.keys.bells, self._queue, *self.keys.streams)
+        disowned: int = self._link.script("disown", script_keys, args)
+        return disowned
+
     def settle(self, settlements: Sequence[Settlement]) -> tuple[int, int]:
         """Answers, acknowledges and deletes; returns (answered, dropped as answered before)."""
         k = self.keys

@@ -81,14 +81,17 @@ class Turn:
         """Runs the turn; rings at its end if work is left that nobody covers."""
         started_ms = self._clock()
         try:
+            self._disown()
             # The first claim comes with the first call: from idle, each round trip is latency.
             room = self._limits.held_rows
             claimed = self._accept(self._inbox.enter(self._consumer, room))
             self._work(started_ms, backlog=claimed >= room)
         except LINK_ERRORS as failure:
             log.warning("the turn on %r ends, Redis is away: %s", self._inbox.model, failure)
+            self._ledger.unsure = True
         self._finish()
         try:
+            self._disown()
             if self._inbox.leave(self._consumer):
                 log.debug("the turn on %r left work to another", self._inbox.model)
         except LINK_ERRORS as failure:
@@ -262,6 +265,20 @@ class Turn:
             # Answered meanwhile, or taken over after a long pause: nothing to run here.
             gone = self._feed.withdraw(lambda h: (h.entry.stream, h.entry.entry_id) in lost)
             self._ledger.closed([held.entry for held in gone])
+
+    def _disown(self) -> None:
+        """Hands back what was claimed by calls whose answers were lost.
+
+        Else it would wait for its lease, and count as a delivery that nobody survived.
+        """
+        if not self._ledger.unsure:
+            return
+        known, lease_ms = self._ledger.entries(), self._limits.lease_ms
+        disowned = self._inbox.disown(self._consumer, known, lease_ms)
+        self._ledger.unsure = False
+        self._counters.released += disowned
+        if disowned:
+            log.info("handed back %d tasks that Redis had sent in vain", disowned)
 
     def _set_clock(self, redis_now_ms: int) -> None:
         self._offset_ms = redis_now_ms - self._clock()
