@@ -46,7 +46,9 @@ class WorkerCollector(Collector):
 
 def _process(runtime: Runtime | None, device: str) -> Iterator[Metric]:
     up = GaugeMetricFamily(
-        "trtq_worker_healthy", "1 while every thread of the worker lives.", labels=["device"]
+        "trtq_worker_healthy",
+        "1 while every thread of the worker lives and none hangs.",
+        labels=["device"],
     )
     up.add_metric([device], float(liveness(runtime).ok))
     yield up

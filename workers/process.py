@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import logging
 import os
 import signal
@@ -25,6 +24,7 @@ from workers.models import ModelConfig, load_models
 from workers.observe import Observer
 from workers.runtime import Runtime
 from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings
+from workers.watchdog import FreezeGuard
 
 log = logging.getLogger("trtq.process")
 
@@ -32,7 +32,7 @@ EXIT_FATAL = 70
 #: What an orphan's warm stop may take beyond its drain grace before it kills itself.
 _ORPHAN_MARGIN_S = 10.0
 #: How long no thread may run, beyond the longest batch timeout, before the process is ended.
-_FROZEN_MARGIN_S = 10.0
+_FREEZE_MARGIN_S = 10.0
 
 
 class WorkerProcess:
@@ -94,7 +94,7 @@ class WorkerProcess:
                     served,
                     on_fatal=self._end,
                     others_wait=_others_wait,
-                    on_look=_frozen_guard(served),
+                    freeze_guard=_freeze_guard(served),
                 )
                 self._runtime.start()
             if INFER_QUEUE in queues:
@@ -141,7 +141,6 @@ class WorkerProcess:
             if self._runtime.hung:
                 # Handlers and destructors of an engine in use may hang as well.
                 atexit.register(_exit_at_once)
-            faulthandler.cancel_dump_traceback_later()
             self._runtime = None
         if self._client is not None:
             self._client.close()
@@ -195,18 +194,9 @@ def watch_supervisor(
     return thread
 
 
-def _frozen_guard(served: list[ModelConfig]) -> Callable[[], None]:
-    """What the watchdog calls to say that it runs.
-
-    It cannot run while native code hangs without letting go of the interpreter's lock. Python's
-    own fault handler needs no lock: it writes every thread's stack and ends the process with 1.
-    """
+def _freeze_guard(served: list[ModelConfig]) -> FreezeGuard:
     timeouts_s = [config.batch_timeout_s or 0.0 for config in served]
-    if not all(timeouts_s):
-        return lambda: None
-    frozen_s = max(timeouts_s) + _FROZEN_MARGIN_S
-    output = sys.__stderr__ or 2
-    return lambda: faulthandler.dump_traceback_later(frozen_s, file=output, exit=True)
+    return FreezeGuard(max(timeouts_s) + _FREEZE_MARGIN_S if all(timeouts_s) else None)
 
 
 def _exit_at_once() -> None:

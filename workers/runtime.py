@@ -21,7 +21,7 @@ from workers.models import ModelConfig
 from workers.presence import Presence
 from workers.served import Served
 from workers.settings import WorkerSettings
-from workers.watchdog import Watchdog
+from workers.watchdog import FreezeGuard, Watchdog
 
 log = logging.getLogger("trtq.runtime")
 
@@ -29,8 +29,8 @@ log = logging.getLogger("trtq.runtime")
 class Runtime:
     """The models of one worker process.
 
-    `on_fatal(reason)` is called when a thread of it died or hangs, `on_look()` each time that its
-    watchdog comes round. `clock` gives ms and never goes back.
+    `on_fatal(reason)` is called when a thread of it died or hangs; `freeze_guard` ends the process
+    when not even that can be. `clock` gives ms and never goes back.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Runtime:
         on_fatal: Callable[[str], None],
         others_wait: Callable[[], bool],
         clock: Callable[[], float] = lambda: time.monotonic() * 1000,
-        on_look: Callable[[], None] = lambda: None,
+        freeze_guard: FreezeGuard | None = None,
     ) -> None:
         self._settings = settings
         self._configs = list(configs)
         self._on_fatal = on_fatal
         self._others_wait = others_wait
         self._clock = clock
-        self._on_look = on_look
+        self._freeze_guard = freeze_guard or FreezeGuard(None)
         # The same node started again is another consumer: what the old one held runs out.
         self.consumer = f"{node_name}.{secrets.token_hex(3)}"
         self._node_name = node_name
@@ -89,7 +89,7 @@ class Runtime:
                 self._clock,
                 self._on_fatal,
                 self._on_fatal,
-                self._on_look,
+                self._freeze_guard,
             )
             self._watchdog.start()
             facts = {

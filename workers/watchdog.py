@@ -6,6 +6,7 @@ nobody is left waiting: a task that hung alone is answered, all others are hande
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import sys
 import threading
@@ -39,12 +40,34 @@ class WatchedModel(Protocol):
         """Answers or hands back what hangs. `alone`: nothing else ran in this process."""
 
 
+class FreezeGuard:
+    """Ends the process with 1 if no thread of it runs for `timeout_s`; None never does.
+
+    Native code that hangs without letting go of the interpreter's lock stops the watchdog too.
+    Python's own fault handler needs no lock: it writes every thread's stack and exits.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+
+    def postpone(self) -> None:
+        """Starts the time anew."""
+        if self._timeout_s is not None:
+            output = sys.__stderr__ or 2
+            faulthandler.dump_traceback_later(self._timeout_s, file=output, exit=True)
+
+    def cancel(self) -> None:
+        """Ends the guard."""
+        if self._timeout_s is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+
 class Watchdog:
     """Looks at all `models` several times within the shortest timeout, at least each second.
 
     `clock` gives ms and never goes back. `on_hang(reason)` ends the process warmly; it is called
-    before the hung tasks are given up, so that this worker does not take them back. `on_look()`
-    is called each time the thread comes round. `on_death(reason)` is called if the thread dies.
+    before the hung tasks are given up, so that this worker does not take them back.
+    `on_death(reason)` is called if the thread dies. `guard` is postponed with every look.
     """
 
     def __init__(
@@ -53,13 +76,13 @@ class Watchdog:
         clock: Callable[[], float],
         on_hang: Callable[[str], None],
         on_death: Callable[[str], None],
-        on_look: Callable[[], None] = lambda: None,
+        guard: FreezeGuard,
     ) -> None:
         self._models = models
         self._clock = clock
         self._on_hang = on_hang
         self._on_death = on_death
-        self._on_look = on_look
+        self._guard = guard
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._looked_ms = 0.0
@@ -87,10 +110,11 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join(timeout=10)
             self._thread = None
+        self._guard.cancel()
 
     def look(self) -> None:
         """Gives up what has run for too long."""
-        self._on_look()
+        self._guard.postpone()
         now_ms = self._clock()
         pause_ms = now_ms - self._looked_ms - 2 * self.interval_ms
         self._looked_ms = now_ms

@@ -44,4 +44,4 @@ def _fail(self: Any, slot: Any, rows: int) -> Mapping[str, Any]:
 
 
 OnnxRuntimeEngine.run = _fail  # type: ignore[method-assign]
-process._FROZEN_MARGIN_S = 1.0
+process._FREEZE_MARGIN_S = 1.0
