@@ -274,10 +274,14 @@ class Inbox:
         self._link.client.zrem(self.keys.workers, consumer)
         self.sweep()
 
-    def sweep(self) -> int:
-        """Removes consumers of dead workers that hold nothing; returns how many."""
+    def sweep(self, lease_ms: int = 0) -> int:
+        """Removes consumers of dead workers that hold nothing; returns how many.
+
+        With `lease_ms` it also hands back what others of them hold, where by Redis' clock no
+        time has passed since: that clock was set back.
+        """
         script_keys = (self.keys.workers, *self.keys.streams)
-        removed: int = self._link.script("sweep", script_keys, [GROUP])
+        removed: int = self._link.script("sweep", script_keys, [GROUP, lease_ms * 2])
         return removed
 
     # The operator's side.

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from benchmarks.chaos import faults_bulk as bulk
 from benchmarks.chaos import faults_clients as clients
 from benchmarks.chaos import faults_clock as clock
 from benchmarks.chaos import faults_engine as engine
@@ -50,6 +51,8 @@ FAULTS: dict[str, Fault] = {
     "engine-hangs": engine.engine_hangs,
     "clock-stepped": clock.clock_stepped,
     "redis-clock-stepped": clock.redis_clock_stepped,
+    "bulk-disk-full": bulk.bulk_disk_full,
+    "bulk-twice": bulk.bulk_twice,
 }
 _DEADLINE_S = 590.0
 

@@ -14,12 +14,12 @@ _HANG_S = 1.0
 
 
 def engine_raises(folder: Path, seconds: float) -> dict[str, Any]:
-    """Every 50th task raises in the engine."""
+    """Every 80th task raises in the engine."""
     return _poison(folder, seconds, "raise", "engine raises on a task")
 
 
 def engine_wrong_shape(folder: Path, seconds: float) -> dict[str, Any]:
-    """Every 50th task makes the engine return arrays of a wrong shape."""
+    """Every 80th task makes the engine return arrays of a wrong shape."""
     return _poison(folder, seconds, "shape", "engine returns a wrong shape")
 
 
@@ -42,7 +42,7 @@ def _poison(
 ) -> dict[str, Any]:
     with Rig(folder, env={"TRTQ_MAX_DELIVERIES": "1"}, model=keys) as rig:
         # One client alone sends poison: the others are the neighbours that must not notice.
-        rig.load(seconds, poison=kind, poison_most=most)
+        rig.load(seconds, first={"poison": kind, "poison_every": 20, "poison_most": most})
         clients = rig.loaded(seconds)
         row = judge(name, clients, seconds, poison=POISONS[kind])
         poisons = sum(sum(one["poisons"].values()) for one in clients)

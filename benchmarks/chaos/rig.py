@@ -138,6 +138,14 @@ class Rig:
             time.sleep(0.002)
         return False
 
+    def kill_all(self) -> int:
+        """SIGKILL to all workers while tasks are claimed; returns how many there were."""
+        self.wait_for(lambda: self.look().claimed, 10.0)
+        victims = [child for one in self.supervisors for child in self.children(one)]
+        for child in victims:
+            child.kill()
+        return len(victims)
+
     def _holds(self, name: str) -> bool:
         for stream in self.inbox.keys.streams:
             pending = self.raw.xpending(stream, GROUP) if self.raw.exists(stream) else {}
@@ -158,12 +166,11 @@ class Rig:
         """The end of every worker's log."""
         return "\n".join(f"--- {one.name}\n{one.log_tail()}" for one in self.supervisors)
 
-    def load(self, seconds: float, **options: Any) -> None:
-        """Orders the load; returns at once."""
-        for driver in self.clients:
-            driver.order(
-                "load", **{"seconds": seconds, "per_s": PER_S, "deadline_s": DEADLINE_S, **options}
-            )
+    def load(self, seconds: float, first: dict[str, Any] | None = None, **options: Any) -> None:
+        """Orders the load, the first client's with `first` besides; returns at once."""
+        common = {"seconds": seconds, "per_s": PER_S, "deadline_s": DEADLINE_S, **options}
+        for number, driver in enumerate(self.clients):
+            driver.order("load", **common, **(first or {} if number == 0 else {}))
 
     def loaded(self, seconds: float) -> list[dict[str, Any]]:
         """What became of the load, once every ticket has ended or is overdue."""
