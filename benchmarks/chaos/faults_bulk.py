@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -101,6 +102,17 @@ def _wrong(path: Path, rows: np.ndarray[Any, Any]) -> int:
     return int((np.load(path) != onnx_models.checksum(rows)).sum())
 
 
+def _fill(path: Path) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        while os.write(file, bytes(4096)):
+            pass
+    except OSError:
+        pass
+    finally:
+        os.close(file)
+
+
 def _fill_disk(folder: Path) -> dict[str, Any]:
     """Runs where `folder`/disk is a small disk: a job too large for what is left of it."""
     disk = folder / "disk"
@@ -112,12 +124,7 @@ def _fill_disk(folder: Path) -> dict[str, Any]:
         def fill(progress: Any) -> None:
             # What the output still needs is taken by somebody else.
             if not ballast.exists() and progress.rows_done > 20_000:
-                with ballast.open("wb") as file:
-                    try:
-                        while file.write(bytes(4096)):
-                            file.flush()
-                    except OSError:
-                        pass
+                _fill(ballast)
 
         codes: dict[str, int] = {}
         try:
