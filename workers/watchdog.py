@@ -101,6 +101,8 @@ class Watchdog:
     def start(self) -> None:
         """Starts the thread."""
         self._looked_ms = self._clock()
+        # A run may freeze the process before the first look.
+        self._guard.postpone()
         self._thread = threading.Thread(target=self._guarded, name="trtq-watchdog", daemon=True)
         self._thread.start()
 
