@@ -12,8 +12,8 @@ from workers.tasks import register
 
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
 #: Without these a connection that is open and dead stops a worker's consuming for ever.
-_BROKER_TIMEOUT_S = 5.0
-_BELL_OVERDUE_S = 3
+_BROKER_TIMEOUT_S = 3.0
+_BELL_OVERDUE_S = 2
 
 
 class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc]

@@ -44,6 +44,7 @@ FAULTS: dict[str, Fault] = {
     "link-stalled": network.link_stalled,
     "link-slow": network.link_slow,
     "link-half-open": network.link_half_open,
+    "link-partly-half-open": network.link_partly_half_open,
     "client-killed": clients.client_killed,
     "engine-raises": engine.engine_raises,
     "engine-wrong-shape": engine.engine_wrong_shape,

@@ -54,6 +54,17 @@ def link_half_open(folder: Path, seconds: float) -> dict[str, Any]:
     )
 
 
+def link_partly_half_open(folder: Path, seconds: float) -> dict[str, Any]:
+    """The same for a third of the connections, chosen by chance, every few seconds."""
+    return _inject(
+        folder,
+        seconds,
+        "a third of the links half open",
+        max(3.0, seconds / 5),
+        lambda proxy: proxy.half_open(0.33),
+    )
+
+
 def _inject(
     folder: Path, seconds: float, name: str, every_s: float, fault: Callable[[Proxy], None]
 ) -> dict[str, Any]:

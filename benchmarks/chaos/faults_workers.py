@@ -23,7 +23,10 @@ def worker_killed(folder: Path, seconds: float) -> dict[str, Any]:
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             time.sleep(min(1.0, seconds / 4))
-            kills += rig.kill_busy(rig.supervisors[kills % 2], 1.0)
+            victim = rig.busy(1.0)
+            if victim is not None:
+                victim.kill()
+                kills += 1
         clients = rig.loaded(seconds)
         row = judge("worker SIGKILL in mid-batch", clients, seconds, kills=kills)
         row["exit_codes"] = rig.stop_workers()
@@ -69,9 +72,9 @@ def worker_paused(folder: Path, seconds: float) -> dict[str, Any]:
         pauses = 0
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
-            (child,) = rig.children(rig.supervisors[pauses % 2]) or (None,)
             time.sleep(0.5)
-            if child is None or not rig.look().claimed:
+            child = rig.busy(1.0)
+            if child is None:
                 continue
             child.suspend()
             pauses += 1

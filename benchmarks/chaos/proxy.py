@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 import threading
@@ -39,6 +40,7 @@ class Proxy:
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._pairs: set[_Pair] = set()
+        self._random = random.Random(1)
         self._delay_s = 0.0
         self._refusing = False
         self._thread = threading.Thread(target=self._serve, name="chaos-proxy", daemon=True)
@@ -81,12 +83,15 @@ class Proxy:
 
         self._call(change)
 
-    def half_open(self) -> None:
-        """Open connections swallow all and never answer, and stay open; new ones are served."""
+    def half_open(self, share: float = 1.0) -> None:
+        """A share of the open connections, chosen by chance, swallows all and never answers.
+
+        They stay open; new ones are served.
+        """
 
         def die() -> None:
             for pair in self._pairs:
-                pair.dead = True
+                pair.dead = pair.dead or self._random.random() < share
 
         self._call(die)
 

@@ -127,16 +127,15 @@ class Rig:
         self._ours += [child for child in found if child not in self._ours]
         return found
 
-    def kill_busy(self, supervisor: Service, seconds: float = 2.0) -> bool:
-        """SIGKILL to a worker while it holds tasks; False if it held none for `seconds`."""
+    def busy(self, seconds: float) -> psutil.Process | None:
+        """A worker that holds tasks now; None if none did for `seconds`."""
         give_up_s = time.monotonic() + seconds
         while time.monotonic() < give_up_s:
-            if self._holds(supervisor.name):
-                for child in self.children(supervisor):
-                    child.kill()
-                return True
+            for one in self.supervisors:
+                if self._holds(one.name):
+                    return next(iter(self.children(one)), None)
             time.sleep(0.002)
-        return False
+        return None
 
     def kill_all(self) -> int:
         """SIGKILL to all workers while tasks are claimed; returns how many there were."""
