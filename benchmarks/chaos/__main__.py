@@ -1,4 +1,4 @@
-"""`python -m benchmarks.chaos --json FILE`: every fault in turn, one table at the end.
+"""`python -m benchmarks.chaos --json FILE`: every fault, two at a time, one table at the end.
 
 Loopback only; its own Redis servers and processes. Ends with 1 if a promise was broken.
 """
@@ -6,66 +6,64 @@ Loopback only; its own Redis servers and processes. Ends with 1 if a promise was
 from __future__ import annotations
 
 import json
-import signal
+import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from benchmarks.chaos import faults_bulk as bulk
-from benchmarks.chaos import faults_clients as clients
-from benchmarks.chaos import faults_clock as clock
-from benchmarks.chaos import faults_engine as engine
-from benchmarks.chaos import faults_network as network
-from benchmarks.chaos import faults_redis as redis
-from benchmarks.chaos import faults_workers as workers
+from benchmarks.chaos.faults import FAULTS
 from benchmarks.chaos.judge import failed
-from benchmarks.chaos.report import broken, print_rows, skipped
+from benchmarks.chaos.report import broken, print_rows
+from benchmarks.processes import ROOT
 from benchmarks.report import machine
 
-Fault = Callable[[Path, float], dict[str, Any]]
-
-FAULTS: dict[str, Fault] = {
-    "worker-killed": workers.worker_killed,
-    "worker-stopped": workers.worker_stopped,
-    "worker-paused": workers.worker_paused,
-    "redis-killed": redis.redis_killed,
-    "redis-forgets": redis.redis_forgets,
-    "redis-full": redis.redis_full,
-    "link-reset": network.link_reset,
-    "link-loses-answers": network.link_loses_answers,
-    "link-stalled": network.link_stalled,
-    "link-slow": network.link_slow,
-    "link-half-open": network.link_half_open,
-    "link-partly-half-open": network.link_partly_half_open,
-    "client-killed": clients.client_killed,
-    "engine-raises": engine.engine_raises,
-    "engine-wrong-shape": engine.engine_wrong_shape,
-    "engine-segfaults": engine.engine_segfaults,
-    "engine-hangs": engine.engine_hangs,
-    "clock-stepped": clock.clock_stepped,
-    "redis-clock-stepped": clock.redis_clock_stepped,
-    "bulk-disk-full": bulk.bulk_disk_full,
-    "bulk-twice": bulk.bulk_twice,
-}
-_DEADLINE_S = 590.0
+_DEADLINE_S = 560.0
+_STOP_S = 15.0
 
 
-class OutOfTime(BaseException):
-    """The whole run's deadline has passed."""
+class Running:
+    """A fault that runs now."""
+
+    def __init__(self, name: str, folder: Path, seconds: float) -> None:
+        self.name = name
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log, self._out = folder / "fault.log", folder / "row.json"
+        command = [sys.executable, "-m", "benchmarks.chaos.one", name, str(folder), str(seconds)]
+        with self._log.open("wb") as log, self._out.open("wb") as out:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=log
+            )
+
+    def stop(self) -> None:
+        """Ends it and what it started."""
+        self.process.terminate()
+        try:
+            self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(_STOP_S)
+
+    def row(self) -> dict[str, Any]:
+        """Its row, once it has ended."""
+        lines = self._out.read_text(errors="replace").splitlines()
+        if self.process.returncode or not lines:
+            log = self._log.read_text(errors="replace")[-1000:]
+            reason = f"ended with {self.process.returncode}: {log}"
+            return {"name": self.name, **broken(self.name, reason)}
+        row: dict[str, Any] = json.loads(lines[-1])
+        return row
 
 
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
     seconds: Annotated[float, typer.Option(help="Load under each fault.")] = 20.0,
     only: Annotated[list[str] | None, typer.Option(help="Only these faults.")] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="Faults at the same time.")] = 2,
     keep: Annotated[Path | None, typer.Option(help="Keep all logs in this folder.")] = None,
     deadline_s: Annotated[float, typer.Option(help="The run ends after this long.")] = _DEADLINE_S,
 ) -> None:
@@ -74,42 +72,54 @@ def main(
     if unknown:
         raise typer.BadParameter(f"{sorted(unknown)}: there are {', '.join(FAULTS)}")
     console = Console(width=None if sys.stdout.isatty() else 150)
-    rows: list[dict[str, Any]] = []
-
-    def on_alarm(number: int, frame: FrameType | None) -> None:
-        raise OutOfTime
-
-    signal.signal(signal.SIGALRM, on_alarm)
-    signal.setitimer(signal.ITIMER_REAL, deadline_s)
-    started_s = time.monotonic()
     chosen = [name for name in FAULTS if not only or name in only]
+    started_s = time.monotonic()
+    where = machine()
     with tempfile.TemporaryDirectory(prefix="trtq-chaos-") as temporary:
-        for name in chosen:
-            console.print(f"{time.monotonic() - started_s:5.0f} s  {name}")
-            folder = (keep or Path(temporary)) / name
-            folder.mkdir(parents=True, exist_ok=True)
-            rows.append(_run(FAULTS[name], name, folder, seconds))
-            if rows[-1].get("out_of_time"):
-                break
-        rows += [skipped(name) for name in chosen[len(rows) :]]
-    signal.setitimer(signal.ITIMER_REAL, 0)
+        found = _run(chosen, keep or Path(temporary), seconds, parallel, deadline_s, console)
+    took_s = time.monotonic() - started_s
+    rows = [found[name] for name in chosen]
     if json_path is not None:
-        document = [{**row, "machine": machine()} if not at else row for at, row in enumerate(rows)]
+        first = {"machine": where, "seconds": seconds, "parallel": parallel, "took_s": took_s}
+        document = [{**row, "run": first} if not at else row for at, row in enumerate(rows)]
         json_path.write_text(json.dumps(document, indent=2) + "\n")
-    print_rows(console, rows, time.monotonic() - started_s)
+    print_rows(console, rows, took_s)
     raise typer.Exit(1 if any(failed(row) for row in rows) else 0)
 
 
-def _run(fault: Fault, name: str, folder: Path, seconds: float) -> dict[str, Any]:
+def _run(
+    names: list[str],
+    folder: Path,
+    seconds: float,
+    parallel: int,
+    deadline_s: float,
+    console: Console,
+) -> dict[str, dict[str, Any]]:
     started_s = time.monotonic()
+    rows: dict[str, dict[str, Any]] = {}
+    waiting, running = list(names), list[Running]()
     try:
-        row = fault(folder, seconds)
-    except OutOfTime:
-        row = {**broken(name, "the run's deadline passed"), "out_of_time": True}
-    except Exception as failure:  # noqa: BLE001 - one broken fault must not hide the others
-        traceback.print_exc()
-        row = broken(name, f"{type(failure).__name__}: {failure}"[:2000])
-    return {"name": name, **row, "took_s": round(time.monotonic() - started_s, 1)}
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                running.append(Running(waiting[0], folder / waiting.pop(0), seconds))
+            time.sleep(0.1)
+            late = time.monotonic() - started_s > deadline_s
+            for one in list(running):
+                if late:
+                    one.stop()
+                if one.process.poll() is not None:
+                    running.remove(one)
+                    row = rows[one.name] = one.row()
+                    verdict = "[red]failed" if failed(row) else "[green]ok"
+                    console.print(f"{time.monotonic() - started_s:5.0f} s  {one.name} {verdict}")
+            if late:
+                for name in waiting:
+                    rows[name] = {"name": name, **broken(name, "not run: no time was left")}
+                waiting.clear()
+    finally:
+        for one in running:
+            one.stop()
+    return rows
 
 
 if __name__ == "__main__":

@@ -18,11 +18,6 @@ def broken(name: str, reason: str) -> dict[str, Any]:
     return {"fault": name, **dict.fromkeys(_COUNTS, 0), "named_errors": {}, "failures": [reason]}
 
 
-def skipped(name: str) -> dict[str, Any]:
-    """The row of a fault for which no time was left."""
-    return {"name": name, **broken(name, "not run: no time was left")}
-
-
 def print_rows(console: Console, rows: Sequence[dict[str, Any]], seconds: float) -> None:
     """One line for each fault, and what was broken."""
     table = Table(title=f"Faults under load ({seconds:.0f} s in all)")
