@@ -45,6 +45,7 @@ class Mailbox:
         self._open: dict[str, Ticket] = {}
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._lost = False
         self._failure: TrtqError | None = None
 
     def start(self) -> None:
@@ -74,9 +75,13 @@ class Mailbox:
         self._stop.set()
         for thread in self._threads:
             thread.join(timeout=10)
+        reachable = not self._lost and not any(thread.is_alive() for thread in self._threads)
         self._threads = []
         self._failure = ClientClosed("the client was closed before the task was answered")
         self._fail_all(self._failure)
+        if not reachable:
+            # The stream expires by itself; whoever closes has waited for Redis long enough.
+            return
         try:
             self._link.call("DEL", self._key)
         except LINK_ERRORS as failure:
@@ -111,9 +116,11 @@ class Mailbox:
                     self._link.call("EXPIRE", self._key, REPLY_TTL_S)
                     renewed_s = now_s
                 failures = 0
+                self._lost = False
             except PASSING_ERRORS as failure:
                 # A restarted Redis may number from an earlier time: read from the start again.
                 last = trimmed = b"0"
+                self._lost = True
                 if failures == 0:
                     log.warning("lost Redis while waiting for replies: %s", failure)
                 self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])

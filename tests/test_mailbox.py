@@ -12,6 +12,7 @@ import pytest
 from producer.errors import DeadlineExceeded, TrtqError
 from producer.mailbox import Mailbox
 from producer.ticket import Ticket
+from tests.support.processes import until
 
 
 class DeafLink:
@@ -50,8 +51,10 @@ def test_a_deadline_is_kept_while_the_reader_waits_for_a_dead_connection(link: D
     assert link.calls == ["XREAD"], "the reader is still in its first read"
     assert not other.done()
     link.over.set()
+    until(lambda: link.calls.count("XREAD") > 1)
     mailbox.close()
     assert other.done()
+    assert "DEL" not in link.calls, "a dead connection is not waited for once more"
 
 
 def test_a_watch_that_dies_fails_the_tickets(link: DeafLink) -> None:

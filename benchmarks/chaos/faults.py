@@ -31,6 +31,7 @@ FAULTS: dict[str, Fault] = {
     "link-half-open": network.link_half_open,
     "link-partly-half-open": network.link_partly_half_open,
     "client-killed": clients.client_killed,
+    "engine-slow": engine.engine_slow,
     "engine-raises": engine.engine_raises,
     "engine-wrong-shape": engine.engine_wrong_shape,
     "engine-segfaults": engine.engine_segfaults,

@@ -37,6 +37,21 @@ def engine_hangs(folder: Path, seconds: float) -> dict[str, Any]:
     )
 
 
+def engine_slow(folder: Path, seconds: float) -> dict[str, Any]:
+    """Every batch takes twice the lease: leases are renewed and nothing is run twice."""
+    env = {"CHAOS_RUN_MS": "3000"}
+    with Rig(folder, env=env, model={"max_batch": 512}) as rig:
+        rig.load(seconds)
+        clients = rig.loaded(seconds)
+        row = judge("batches longer than the lease", clients, seconds, **rig.counters())
+        check(row, row["reclaimed"] == 0, f"{row['reclaimed']} tasks were taken over")
+        check(row, row["dropped"] == 0, f"{row['dropped']} tasks were run twice")
+        check(row, row["max_ms"] > 3000, "batches were not slow")
+        row["exit_codes"] = rig.stop_workers()
+        check(row, row["exit_codes"] == [0, 0], f"exit codes {row['exit_codes']}")
+        return row
+
+
 def _poison(
     folder: Path, seconds: float, kind: str, name: str, most: int = 1000, **keys: Any
 ) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import sys
@@ -207,6 +208,15 @@ class Rig:
         names = ("tasks", "reclaimed", "released", "dropped", "poisoned", "failed")
         reports = status.look(self.raw).workers
         return {name: sum(report[name] for report in reports) for name in names}
+
+    def turn_counts(self) -> dict[str, int]:
+        """Sums over all turns of all workers, also of those that have ended: from their logs."""
+        found = {"reclaimed": 0, "released": 0}
+        for log in self.folder.glob("*.log"):
+            for name in found:
+                counts = re.findall(rf"'{name}': (\d+)", log.read_text(errors="replace"))
+                found[name] += sum(map(int, counts))
+        return found
 
     def stop_workers(self) -> list[int]:
         """SIGTERM to every supervisor; their exit codes, -9 for one that had to be killed."""
