@@ -84,7 +84,7 @@ class Bench:
     def start(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **config: object) -> None:
         engine = FakeEngine(self.function, X, Y)
         onnx_models.write_config(folder, "fake", **config)
-        monkeypatch.setattr(runtime_module, "make_engine", lambda config: engine)
+        monkeypatch.setattr(runtime_module, "make_engine", lambda config, **_: engine)
         settings = WorkerSettings(
             redis_url=self.url,
             models=str(folder),

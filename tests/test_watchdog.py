@@ -221,7 +221,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 def test_each_task_of_a_failed_batch_has_its_own_time(clock: Clock, gate: threading.Event) -> None:
-    """The runner says when an attempt begins: together, then one by one."""
+    """The runner says when it runs one by one what failed together."""
     engine = blocking_engine(gate, threading.Event())
     engine.load()
     slot = engine.make_slot()
@@ -229,7 +229,7 @@ def test_each_task_of_a_failed_batch_has_its_own_time(clock: Clock, gate: thread
     runner = BatchRunner(engine, SPEC, RowFiles([]), Counters(), Stages(), clock)
     batch, attempts = [held(1), held(2, BAD), held(3)], list[list[Held]]()
     settlements = runner.run(slot, batch, attempts.append)
-    assert attempts == [batch, batch[:1], batch[1:2], batch[2:]]
+    assert attempts == [batch[:1], batch[1:2], batch[2:]]
     assert len(settlements) == 3
 
 
@@ -265,7 +265,7 @@ def served(
 
     def make(engine: FakeEngine, on_fatal: Callable[[str], None], **config: object) -> Runtime:
         onnx_models.write_config(tmp_path, "fake", **config)
-        monkeypatch.setattr(runtime_module, "make_engine", lambda config: engine)
+        monkeypatch.setattr(runtime_module, "make_engine", lambda config, **_: engine)
         settings = WorkerSettings(redis_url=redis_url, models=str(tmp_path), lease_ms=300_000)
         runtime = Runtime(settings, "t", load_models([tmp_path]), on_fatal, lambda: False)
         opened.append(runtime)

@@ -41,8 +41,8 @@ class Attempts:
         """The calling slot now runs `tasks` of its batch: their time begins."""
         thread = threading.get_ident()
         with self._lock:
-            started = self._running[thread]
-            self._running[thread] = started._replace(tasks=tasks, started_ms=self._clock())
+            batch = self._running[thread].batch
+            self._running[thread] = Attempt(thread, batch, tasks, self._clock())
 
     def end(self) -> bool:
         """The calling slot is done with its batch; False if that was abandoned meanwhile."""

@@ -47,14 +47,12 @@ class BatchRunner:
         self,
         slot: Slot,
         batch: list[Held],
-        on_attempt: Callable[[list[Held]], None] = lambda tasks: None,
+        on_retry: Callable[[list[Held]], None] = lambda tasks: None,
     ) -> list[Settlement]:
         """One settlement per task. Raises DeviceLost; other failures are the tasks' answers.
 
-        `on_attempt(tasks)` is called before each run of the engine: with the batch, then with
-        each of its tasks if they failed together.
+        `on_retry(tasks)` is called before each run that follows a failure, with what it runs.
         """
-        on_attempt(batch)
         try:
             settlements = self._run_together(slot, batch)
         except DeviceLost:
@@ -62,8 +60,12 @@ class BatchRunner:
         except Exception as failure:  # noqa: BLE001 - an engine or out of memory raises anything
             if len(batch) > 1:
                 log.warning("a batch of %d tasks failed, each runs alone: %r", len(batch), failure)
-                return [done for held in batch for done in self.run(slot, [held], on_attempt)]
-            return [self._run_by_row(slot, batch[0], failure, on_attempt)]
+                settlements = []
+                for held in batch:
+                    on_retry([held])
+                    settlements += self.run(slot, [held], on_retry)
+                return settlements
+            return [self._run_by_row(slot, batch[0], failure, on_retry)]
         rows = sum(held.rows for held in batch)
         self._counters.batch(rows)
         self._stages.batch(rows)
@@ -143,7 +145,7 @@ class BatchRunner:
         slot: Slot,
         held: Held,
         failure: Exception,
-        on_attempt: Callable[[list[Held]], None],
+        on_retry: Callable[[list[Held]], None],
     ) -> Settlement:
         """The end of a task that failed alone; rows of a reference may still succeed one by one."""
         reference = held.task.reference
@@ -156,7 +158,7 @@ class BatchRunner:
                 held.task.task_id, 1, reference=reference._replace(start=row, stop=row + 1)
             )
             one = Held(held.entry, part, held.shape_key, held.arrived_ms, held.expires_ms)
-            on_attempt([held])
+            on_retry([held])
             try:
                 gathered = row_copies.gather(slot, [one], self._spec, self._files)
                 if gathered.failed:

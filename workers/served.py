@@ -164,9 +164,9 @@ class Served:
 
     def _release(self, entries: list[Entry]) -> None:
         try:
-            self.counters.released += self.inbox.release(
-                self._consumer, entries, self._settings.lease_ms
-            )
+            released = self.inbox.release(self._consumer, entries, self._settings.lease_ms)
+            # Read after the call: the turn hands back and counts meanwhile.
+            self.counters.released += released
         except LINK_ERRORS as failure:
             log.warning("%d tasks come back when their lease runs out: %s", len(entries), failure)
         self.ledger.closed(entries)
