@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,9 @@ from benchmarks.report import machine
 
 _DEADLINE_S = 560.0
 _STOP_S = 15.0
+_LEAST_LOAD_S = 4.0
+#: What starting and stopping a fault's processes takes, until it is known.
+_FIRST_GUESS_S = 12.0
 
 
 class Running:
@@ -31,6 +35,7 @@ class Running:
 
     def __init__(self, name: str, folder: Path, seconds: float) -> None:
         self.name = name
+        self.seconds = seconds
         folder.mkdir(parents=True, exist_ok=True)
         self._log, self._out = folder / "fault.log", folder / "row.json"
         command = [sys.executable, "-m", "benchmarks.chaos.one", name, str(folder), str(seconds)]
@@ -56,12 +61,14 @@ class Running:
             reason = f"ended with {self.process.returncode}: {log}"
             return {"name": self.name, **broken(self.name, reason)}
         row: dict[str, Any] = json.loads(lines[-1])
-        return row
+        return {**row, "load_s": round(self.seconds, 1)}
 
 
 def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
-    seconds: Annotated[float, typer.Option(help="Load under each fault.")] = 20.0,
+    seconds: Annotated[
+        float, typer.Option(help="Load under each fault; less where time runs short.")
+    ] = 20.0,
     only: Annotated[list[str] | None, typer.Option(help="Only these faults.")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Faults at the same time.")] = 2,
     keep: Annotated[Path | None, typer.Option(help="Keep all logs in this folder.")] = None,
@@ -101,7 +108,9 @@ def _run(
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
-                running.append(Running(waiting[0], folder / waiting.pop(0), seconds))
+                left_s = deadline_s - (time.monotonic() - started_s)
+                load_s = _load_s(seconds, left_s, len(waiting) / parallel, list(rows.values()))
+                running.append(Running(waiting[0], folder / waiting.pop(0), load_s))
             time.sleep(0.1)
             late = time.monotonic() - started_s > deadline_s
             for one in list(running):
@@ -120,6 +129,14 @@ def _run(
         for one in running:
             one.stop()
     return rows
+
+
+def _load_s(wanted_s: float, left_s: float, rounds: float, rows: Sequence[dict[str, Any]]) -> float:
+    """Seconds of load with which the rest of the faults should end in time."""
+    others_s = [row["took_s"] - row["load_s"] for row in rows if "load_s" in row]
+    other_s = sum(others_s) / len(others_s) if others_s else _FIRST_GUESS_S
+    # One fault more than there are: the last ones have no neighbour to share the time with.
+    return min(wanted_s, max(_LEAST_LOAD_S, left_s / (rounds + 0.5) - other_s))
 
 
 if __name__ == "__main__":

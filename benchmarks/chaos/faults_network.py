@@ -40,7 +40,7 @@ def link_slow(folder: Path, seconds: float) -> dict[str, Any]:
         proxy.slow(0.03)
         proxy.reset()
 
-    return _inject(folder, seconds, "link to Redis slow (30 ms) and reset", 2.0, slow)
+    return _inject(folder, seconds, "link to Redis slow (30 ms) and reset", 5.0, slow)
 
 
 def link_half_open(folder: Path, seconds: float) -> dict[str, Any]:

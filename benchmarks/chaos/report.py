@@ -22,7 +22,7 @@ def print_rows(console: Console, rows: Sequence[dict[str, Any]], seconds: float)
     """One line for each fault, and what was broken."""
     table = Table(title=f"Faults under load ({seconds:.0f} s in all)")
     table.add_column("fault")
-    for name in ("accepted", "once", "twice", "lost", "wrong", "hung", "per s", "max ms"):
+    for name in ("accepted", "once", "twice", "lost", "wrong", "hung", "load s", "per s", "max ms"):
         table.add_column(name, justify="right")
     table.add_column("named errors")
     table.add_column("ok")
@@ -31,6 +31,7 @@ def print_rows(console: Console, rows: Sequence[dict[str, Any]], seconds: float)
         table.add_row(
             row["fault"],
             *(str(row[key]) for key in _COUNTS),
+            f"{row.get('load_s', 0):.0f}",
             f"{row.get('per_s', 0):.0f}",
             f"{row.get('max_ms', 0):.0f}",
             named or "-",
