@@ -92,7 +92,8 @@ class Mailbox:
             work()
         except Exception as failure:
             log.exception("a thread of the mailbox died")
-            self._failure = TrtqError(f"the client's {work.__name__} thread died: {failure!r}")
+            name = threading.current_thread().name
+            self._failure = TrtqError(f"the client's thread {name!r} died: {failure!r}")
             self._fail_all(self._failure)
 
     def _read(self) -> None:
@@ -162,7 +163,11 @@ class Mailbox:
 
     def _fail_all(self, error: TrtqError) -> None:
         while self._open:
-            _, ticket = self._open.popitem()
+            try:
+                _, ticket = self._open.popitem()
+            except KeyError:
+                # The other thread ended the last one.
+                return
             ticket.fail(error)
 
 

@@ -6,6 +6,7 @@ Loopback only; its own Redis servers and processes. Ends with 1 if a promise was
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,8 +24,8 @@ from benchmarks.chaos.report import broken, print_rows
 from benchmarks.processes import ROOT
 from benchmarks.report import machine
 
-_DEADLINE_S = 560.0
-_STOP_S = 15.0
+_DEADLINE_S = 540.0
+_STOP_S = 25.0
 _LEAST_LOAD_S = 4.0
 #: What starting and stopping a fault's processes takes, until it is known.
 _FIRST_GUESS_S = 12.0
@@ -81,6 +82,7 @@ def main(
     console = Console(width=None if sys.stdout.isatty() else 150)
     chosen = [name for name in FAULTS if not only or name in only]
     started_s = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     where = machine()
     with tempfile.TemporaryDirectory(prefix="trtq-chaos-") as temporary:
         found = _run(chosen, keep or Path(temporary), seconds, parallel, deadline_s, console)

@@ -25,14 +25,18 @@ def main() -> None:
     name, folder, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
 
     def on_signal(number: int, frame: FrameType | None) -> None:
+        # Only once: what was started has to be ended in peace.
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, signal.SIG_IGN)
         raise OutOfTime
 
-    signal.signal(signal.SIGTERM, on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
     started_s = time.monotonic()
     try:
         row = FAULTS[name](folder, seconds)
     except OutOfTime:
-        row = broken(name, "the run's deadline passed")
+        row = broken(name, "ended by a signal: the run's deadline passed")
     except Exception as failure:  # noqa: BLE001 - one broken fault must not hide the others
         traceback.print_exc()
         row = broken(name, f"{type(failure).__name__}: {failure}"[:2000])
