@@ -17,6 +17,7 @@ from producer import keys
 from producer.connection import connect
 from producer.inbox import Inbox
 from producer.link import Link
+from workers.devices import parse_devices
 from workers.launch import make_plans
 
 _BEAT_S = 10.0
@@ -66,13 +67,14 @@ def trtq_worker(
     bulk_root: Path | None = None,
     device: str = "cpu",
     ready_s: float = 60.0,
+    metrics_port: int = 0,
 ) -> Iterator[TrtqWorker]:
     """A worker that serves `model` (the fields of its YAML file) until the block ends."""
     models = folder / "models"
     models.mkdir(exist_ok=True)
     (models / f"{model['name']}.yaml").write_text(yaml.safe_dump(model))
     (plan,) = make_plans(
-        [device],
+        parse_devices(device),
         redis_url=url,
         models=[models],
         bulk_roots=[bulk_root] if bulk_root else [],
@@ -80,7 +82,8 @@ def trtq_worker(
         loglevel="warning",
     )
     connection = connect(url)
-    with Service("trtq-worker", plan.command, folder, plan.env) as service:
+    env = {**plan.env, "TRTQ_METRICS_PORT": str(metrics_port)}
+    with Service("trtq-worker", plan.command, folder, env) as service:
         inbox = Inbox(Link(connection), model["name"])
         service.wait_until(lambda: inbox.look().workers, ready_s)
         yield TrtqWorker(service, connection)

@@ -82,6 +82,12 @@ class UnknownModel(InvalidInput):
     code = "unknown_model"
 
 
+class UnknownDeadLetter(InvalidInput):
+    """No dead letter of that id: never there, dropped, requeued or expired."""
+
+    code = "unknown_dead_letter"
+
+
 class WrongInputName(InvalidInput):
     """An input is missing, or the model has none of that name."""
 
@@ -191,6 +197,12 @@ class DeviceLost(EngineFailed):
     """The GPU stopped answering; the process must end to use it again."""
 
     code = "device_lost"
+
+
+class HookFailed(TaskFailed):
+    """A model's preprocess or postprocess function raised, or gave what the model does not take."""
+
+    code = "hook_failed"
 
 
 class DeadlineExceeded(TaskFailed, TimeoutError):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
 from producer import keys
 from producer.connection import LINK_ERRORS, PASSING_ERRORS
 from producer.errors import ClientClosed, DeadlineExceeded, TrtqError, WireError
+from producer.events import count_event
 from producer.inbox import REPLY_TTL_S
 from producer.link import Link
 from producer.ticket import Ticket
@@ -46,6 +48,7 @@ class Mailbox:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._lost = False
+        self._unanswered: deque[str] = deque()
         self._failure: TrtqError | None = None
 
     def start(self) -> None:
@@ -116,6 +119,7 @@ class Mailbox:
                 elif now_s - renewed_s > REPLY_TTL_S / 10:
                     self._link.call("EXPIRE", self._key, REPLY_TTL_S)
                     renewed_s = now_s
+                self._count_unanswered()
                 failures = 0
                 self._lost = False
             except PASSING_ERRORS as failure:
@@ -160,6 +164,18 @@ class Mailbox:
                     "deadline: no worker ran it in time, or Redis lost it"
                 )
             )
+            log.warning(
+                "task %s of model %r has no answer [deadline]", ticket.task_id, ticket.model
+            )
+            self._unanswered.append(ticket.model)
+
+    def _count_unanswered(self) -> None:
+        """In the reader's thread: on a dead connection the watch must not wait for a count."""
+        if not self._unanswered:
+            return
+        counts = Counter(self._unanswered.popleft() for _ in range(len(self._unanswered)))
+        for model, times in counts.items():
+            count_event(self._link, model, "unanswered", "deadline", times)
 
     def _fail_all(self, error: TrtqError) -> None:
         while self._open:
@@ -168,7 +184,9 @@ class Mailbox:
             except KeyError:
                 # The other thread ended the last one.
                 return
-            ticket.fail(error)
+            if ticket.fail(error):
+                task_id, model = ticket.task_id, ticket.model
+                log.info("task %s of model %r is given up [%s]", task_id, model, error.code)
 
 
 def _after(entry_id: bytes) -> bytes:

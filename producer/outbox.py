@@ -14,6 +14,7 @@ import redis
 
 from producer.connection import LINK_ERRORS, redis_full
 from producer.errors import QueueFull, RedisUnavailable, TrtqError
+from producer.events import count_event
 from producer.inbox import Inbox
 from producer.link import Link
 from producer.spec import ModelSpec
@@ -69,6 +70,7 @@ class Outbox:
         self._carried: Counter[str] = Counter()
         self._retry_s: dict[tuple[str, int], float] = {}
         self._flush = 0
+        self._refused: Counter[tuple[str, str]] = Counter()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: TrtqError | None = None
@@ -97,6 +99,8 @@ class Outbox:
             while not self.has_room(letter.spec.name):
                 left = letter.give_up_s - self._clock()
                 if left <= 0 or self._failure is not None:
+                    task_id, model = letter.ticket.task_id, letter.spec.name
+                    log.info("task %s of model %r is refused [client_full]", task_id, model)
                     raise QueueFull(
                         f"{self._max_unsent} tasks of this client, or {_CARRIED_TASKS} for model "
                         f"{letter.spec.name!r} alone, wait to be sent to Redis; submit less at "
@@ -141,6 +145,7 @@ class Outbox:
             for key, group in groups.items():
                 carried += self._send_unless_full(key, group)
             self._carried = Counter(letter.spec.name for letter in carried)
+            self._count_refused()
             with self._room:
                 self._room.notify_all()
             if len(carried) >= len(letters) and carried:
@@ -259,7 +264,17 @@ class Outbox:
 
     def _refuse(self, letter: Letter, error: TrtqError) -> None:
         self._on_refused(letter.ticket)
-        letter.ticket.fail(error)
+        if not letter.ticket.fail(error):
+            return
+        model = letter.spec.name
+        log.info("task %s of model %r is refused [%s]", letter.ticket.task_id, model, error.code)
+        if not isinstance(error, RedisUnavailable):
+            self._refused[model, error.code] += 1
+
+    def _count_refused(self) -> None:
+        refused, self._refused = self._refused, Counter()
+        for (model, code), times in refused.items():
+            count_event(self._link, model, "refused", code, times)
 
 
 def _full(spec: ModelSpec) -> QueueFull:

@@ -21,7 +21,9 @@ from hypothesis.stateful import (
 )
 
 from producer import keys
-from producer.inbox import BELL_TTL_MS, TURN_LEASE_MS, Entry, Inbox, Settlement
+from producer.entries import Settled
+from producer.inbox import BELL_TTL_MS, SCRIPT_BYTES, TURN_LEASE_MS, Entry, Inbox, Settlement
+from producer.letters import encode_letter
 from producer.link import Link
 from producer.task import Reply
 from producer.wire import decode_replies, encode_reply
@@ -30,6 +32,8 @@ from tests.support.specs import SPEC
 from workers.metrics import Counters
 from workers.presence import Presence
 
+LETTER = encode_letter("c-1", "poison_task", "killed", 1, 1, 4, ["w1"], b"1-0", 1)
+
 
 class Adder:
     """Adds tasks as a client does, each call a flush of its own."""
@@ -37,12 +41,17 @@ class Adder:
     def __init__(self, inbox: Inbox) -> None:
         self.inbox = inbox
         self.flush = 0
+        self.spec = SPEC
+
+    def allow(self, **limits: int) -> None:
+        """Other limits for what follows."""
+        self.spec = SPEC.model_copy(update=limits)
 
     def __call__(
         self, frames: Sequence[bytes], priority: int = 1, rows: int = 1
     ) -> tuple[bool, list[bytes | None]]:
         self.flush += 1
-        return self.inbox.add(SPEC, priority, "c", self.flush, [(rows, f) for f in frames])
+        return self.inbox.add(self.spec, priority, "c", self.flush, [(rows, f) for f in frames])
 
 
 @pytest.fixture
@@ -108,6 +117,30 @@ def test_a_lost_bell_is_healed_when_it_is_old(
     assert BELL_TTL_MS <= 1000
 
 
+def test_large_tasks_are_claimed_in_the_same_order_as_small_ones(inbox: Inbox, add: Adder) -> None:
+    def frame(mark: bytes) -> bytes:
+        return mark * SCRIPT_BYTES
+
+    add.allow(queue_max_bytes=100 * SCRIPT_BYTES)
+    add([frame(b"l"), frame(b"m")], priority=2)
+    add([frame(b"n")], priority=1)
+    add([frame(b"h"), frame(b"i"), frame(b"j")], priority=0)
+    firsts = [
+        [entry.frame[:1] for entry in inbox.claim("w", count, first).entries if entry.frame]
+        for count, first in ((2, 0), (1, 2), (9, 0), (9, 0))
+    ]
+    assert firsts == [[b"h", b"i"], [b"l"], [b"j", b"n", b"m"], []]
+    assert inbox.look().claimed == 6
+
+
+def test_a_few_large_tasks_are_claimed_by_rows_too(inbox: Inbox, add: Adder) -> None:
+    add.allow(queue_max_bytes=100 * SCRIPT_BYTES, queue_max_rows=100)
+    for _ in range(4):
+        add([b"x" * SCRIPT_BYTES], rows=8)
+    assert [entry.rows for entry in inbox.claim("w", 16).entries] == [8, 8]
+    assert len(inbox.enter("w", 64).entries) == 2
+
+
 def redis_ms(connection: redis.Redis) -> int:
     seconds, micros = connection.time()
     return int(seconds) * 1000 + int(micros) // 1000
@@ -162,8 +195,8 @@ def test_limits_of_rows_and_bytes(inbox: Inbox, add: Adder) -> None:
 def test_settling_answers_once(inbox: Inbox, add: Adder, connection: redis.Redis) -> None:
     add([b"a", b"b"])
     entries = inbox.claim("w", 10).entries
-    assert inbox.settle([answer(e, b"<%s>" % (e.frame or b"")) for e in entries]) == (2, 0)
-    assert inbox.settle([answer(e, b"again") for e in entries]) == (0, 2)
+    assert inbox.settle([answer(e, b"<%s>" % (e.frame or b"")) for e in entries]) == Settled(2)
+    assert inbox.settle([answer(e, b"again") for e in entries]) == Settled(0, (0, 1))
     assert replies(connection) == [b"<a><b>"]
     assert connection.ttl(keys.reply("c")) > 0
     assert inbox.look()[:6] == (0, 0, 0, 0, 0, 0)
@@ -174,11 +207,26 @@ def test_settling_stores_and_keeps_the_dead(
 ) -> None:
     add([b"a"])
     (entry,) = inbox.claim("w", 10).entries
-    inbox.settle([Settlement(entry, 1, None, b"r", "trtq:result:c-1", 60, b"record")])
+    inbox.settle([Settlement(entry, 1, None, b"r", "trtq:result:c-1", 60, LETTER)])
     assert connection.get("trtq:result:c-1") == b"r"
     assert connection.ttl("trtq:result:c-1") > 0
     assert inbox.look().dead == 1
     assert replies(connection) == []
+
+
+@pytest.mark.parametrize("fields", [{"d": b""}, {"other": b"x"}, {"d": b"a", "r": b"0"}])
+def test_an_entry_of_no_bytes_or_rows_ends_like_any_other(
+    inbox: Inbox, connection: redis.Redis, fields: dict[str, bytes]
+) -> None:
+    inbox.ensure_groups()
+    first, second, third = (connection.xadd(inbox.keys.normal, fields) for _ in range(3))
+    (entry,) = inbox.enter("w", 1).entries
+    assert entry.entry_id == first
+    assert inbox.settle([answer(entry)]) == Settled(1)
+    assert inbox.cancel(1, second) == 1
+    assert inbox.purge() == ([fields["d"]] if "d" in fields else [])
+    assert not connection.exists(inbox.keys.normal) or not connection.xlen(inbox.keys.normal)
+    assert third != second
 
 
 def test_a_late_worker_cannot_answer_twice(
@@ -190,8 +238,8 @@ def test_a_late_worker_cannot_answer_twice(
     assert taken.deliveries == 1
     assert inbox.renew("late", [late]) == {(1, late.entry_id)}
     assert inbox.renew("other", [taken]) == frozenset()
-    assert inbox.settle([answer(late, b"late")]) == (1, 0)
-    assert inbox.settle([answer(taken, b"other")]) == (0, 1)
+    assert inbox.settle([answer(late, b"late")]) == Settled(1)
+    assert inbox.settle([answer(taken, b"other")]) == Settled(0, (0,))
     assert replies(connection) == [b"late"]
 
 

@@ -155,7 +155,7 @@ def served(
         server.start()
         opened.append(server)
         onnx_models.write_config(tmp_path, "fake")
-        monkeypatch.setattr(runtime_module, "make_engine", lambda config: engine)
+        monkeypatch.setattr(runtime_module, "make_engine", lambda config, **_: engine)
         settings = WorkerSettings(redis_url=server.url, models=str(tmp_path), heartbeat_s=0.05)
         runtime = Runtime(
             settings, "t", load_models([tmp_path]), lambda reason: None, lambda: False
@@ -286,7 +286,7 @@ def test_gpu_values_that_a_driver_refuses_are_left_out() -> None:
             return refuse
 
     nvml = Nvml()
-    reader = GpuReader(nvml, 3)
+    reader = GpuReader(nvml, "3")
     assert reader.read() is None
     assert reader.start()
     state = reader.read()

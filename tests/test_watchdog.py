@@ -28,6 +28,7 @@ from workers.executor import Executor
 from workers.feed import Feed
 from workers.files import RowFiles
 from workers.health import liveness
+from workers.incidents import Incidents
 from workers.metrics import Counters
 from workers.models import ModelConfig, load_models
 from workers.runner import BatchRunner
@@ -48,6 +49,10 @@ def held(number: int, value: int = GOOD) -> Held:
     data = np.array([[value]], np.uint8).tobytes()
     task = InferenceTask(f"c-{number}", 1, (Tensor("x", "uint8", (1, 1), data),))
     return Held(Entry(1, b"%d-1" % number, b"", 1), task, KEY, 0.0, float("inf"))
+
+
+def incidents() -> Incidents:
+    return Incidents("m", Counters())
 
 
 class Clock:
@@ -226,7 +231,7 @@ def test_each_task_of_a_failed_batch_has_its_own_time(clock: Clock, gate: thread
     engine.load()
     slot = engine.make_slot()
     slot.activate()
-    runner = BatchRunner(engine, SPEC, RowFiles([]), Counters(), Stages(), clock)
+    runner = BatchRunner(engine, SPEC, RowFiles([]), Counters(), Stages(), incidents(), clock)
     batch, attempts = [held(1), held(2, BAD), held(3)], list[list[Held]]()
     settlements = runner.run(slot, batch, attempts.append)
     assert attempts == [batch[:1], batch[1:2], batch[2:]]
@@ -238,9 +243,17 @@ def test_closing_waits_for_no_thread_that_hangs(clock: Clock, gate: threading.Ev
     engine = blocking_engine(gate, entered)
     engine.load()
     feed = Feed(4, 0.0, clock)
-    runner = BatchRunner(engine, SPEC, RowFiles([]), Counters(), Stages(), clock)
+    runner = BatchRunner(engine, SPEC, RowFiles([]), Counters(), Stages(), incidents(), clock)
     executor = Executor(
-        engine, SPEC, feed, runner, 2, lambda done, urgent: None, lambda reason: None, clock
+        engine,
+        SPEC,
+        feed,
+        runner,
+        2,
+        lambda done, urgent: None,
+        lambda reason: None,
+        incidents(),
+        clock,
     )
     executor.start()
     feed.add([held(1, HANGS)])
@@ -332,7 +345,7 @@ def test_a_batch_that_hangs_is_handed_back_as_suspects_and_then_the_culprit_is_f
 def test_a_hang_in_warm_up_is_a_named_error(clock: Clock, gate: threading.Event) -> None:
     engine = FakeEngine(lambda inputs: {"y": inputs["x"]}, X, Y, gate=gate)
     engine.load()
-    runner = BatchRunner(engine, SPEC, RowFiles([]), Counters(), Stages(), clock)
+    runner = BatchRunner(engine, SPEC, RowFiles([]), Counters(), Stages(), incidents(), clock)
     executor = Executor(
         engine,
         SPEC,
@@ -341,6 +354,7 @@ def test_a_hang_in_warm_up_is_a_named_error(clock: Clock, gate: threading.Event)
         1,
         lambda done, urgent: None,
         lambda reason: None,
+        incidents(),
     )
     with pytest.raises(EngineFailed, match="'m' was not warm after 0 s"):
         executor.start(timeout_s=0.05)

@@ -19,7 +19,6 @@ from workers.served import Served
 from workers.stages import QUEUE_WAIT, HistogramState
 
 _MS = 1000.0
-_EVENTS = ("expired", "cancelled", "dropped", "reclaimed", "released", "poisoned", "corrupt")
 
 
 class WorkerCollector(Collector):
@@ -79,9 +78,8 @@ def _counters(models: list[Served]) -> Iterator[Metric]:
     )
     events = CounterMetricFamily(
         "trtq_task_events",
-        "Tasks expired, cancelled, dropped (answered before), reclaimed (from a dead worker), "
-        "released (handed back), poisoned or corrupt.",
-        labels=["model", "event"],
+        "What happened to tasks besides a result, by reason; docs/failures.md lists all.",
+        labels=["model", "event", "reason"],
     )
     rows = CounterMetricFamily("trtq_rows", "Rows that have run.", labels=["model"])
     batches = CounterMetricFamily("trtq_batches", "Batches that have run.", labels=["model"])
@@ -92,8 +90,8 @@ def _counters(models: list[Served]) -> Iterator[Metric]:
         batches.add_metric([name], counts.batches)
         for code, count in sorted(served.stages.failures().items()):
             failed.add_metric([name, code], count)
-        for event in _EVENTS:
-            events.add_metric([name, event], getattr(counts, event))
+        for (event, reason), count in sorted(served.incidents.counts().items()):
+            events.add_metric([name, event, reason], count)
     yield from (answered, failed, events, rows, batches)
 
 
@@ -106,7 +104,8 @@ def _histograms(models: list[Served]) -> Iterator[Metric]:
     )
     stages = HistogramMetricFamily(
         "trtq_stage_duration_seconds",
-        "Stages of a batch: hold, gather, run (of it h2d, execute, d2h), scatter, reply.",
+        "Stages of a batch: hold, gather, run (of it preprocess, h2d, execute, d2h, "
+        "postprocess), scatter, reply.",
         labels=["model", "stage"],
     )
     for served in models:

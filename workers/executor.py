@@ -21,6 +21,7 @@ from workers.attempts import Attempts
 from workers.batcher import Held
 from workers.engines.base import Engine, Slot
 from workers.feed import Feed
+from workers.incidents import RETURNED, Incidents
 from workers.runner import BatchRunner
 
 log = logging.getLogger("trtq.executor")
@@ -45,6 +46,7 @@ class Executor:
         slots: int,
         deliver: Callable[[list[Settlement], bool], None],
         on_death: Callable[[str], None],
+        incidents: Incidents,
         clock: Callable[[], float] = lambda: time.monotonic() * 1000,
     ) -> None:
         self._engine = engine
@@ -55,6 +57,7 @@ class Executor:
         self._deliver = deliver
         self._on_death = on_death
         self.attempts = Attempts(clock)
+        self._incidents = incidents
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -139,8 +142,10 @@ class Executor:
         lost = False
         try:
             return self._runner.run(slot, batch, self.attempts.restart)
-        except DeviceLost:
+        except DeviceLost as failure:
             lost = True
+            names = [held.task.task_id for held in batch]
+            self._incidents.record(RETURNED, failure.code, names, failure.message)
             raise
         finally:
             if self.attempts.end() and lost:

@@ -18,10 +18,14 @@ class Feed:
         self._max_batch = max_batch
         self._max_delay_ms = max_delay_ms
         self._clock = clock
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        # Apart, so that a slot that takes wakes the turn and not the other slots.
+        self._offered = threading.Condition(lock)
+        self._taken = threading.Condition(lock)
         self._held: list[Held] = []
         self._held_rows = 0
         self._running = 0
+        self._awaited_rows = -1
         self._closed = False
 
     @property
@@ -37,20 +41,20 @@ class Feed:
     @property
     def idle(self) -> bool:
         """True if nothing waits and nothing runs."""
-        with self._changed:
+        with self._taken:
             return not self._held and not self._running
 
     def add(self, tasks: Iterable[Held]) -> None:
         """Gives tasks to the slots."""
-        with self._changed:
+        with self._offered:
             for task in tasks:
                 self._held.append(task)
                 self._held_rows += task.rows
-            self._changed.notify_all()
+            self._offered.notify_all()
 
     def take(self, timeout_ms: float) -> list[Held]:
         """A batch for the calling slot, or nothing after `timeout_ms`. Pair with `finished`."""
-        with self._changed:
+        with self._offered:
             give_up_ms = self._clock() + timeout_ms
             while not self._closed:
                 now_ms = self._clock()
@@ -68,43 +72,52 @@ class Feed:
                 wake_ms = min(give_up_ms, choice.wake_ms or give_up_ms)
                 if now_ms >= give_up_ms:
                     return []
-                self._changed.wait(max(0.0, wake_ms - now_ms) / 1000)
+                self._offered.wait(max(0.0, wake_ms - now_ms) / 1000)
             return []
 
     def finished(self) -> None:
         """The calling slot has run what it took."""
-        with self._changed:
+        with self._taken:
             self._running -= 1
-            self._changed.notify_all()
+            if not self._running:
+                self._taken.notify_all()
+                self._offered.notify_all()
 
-    def wait_below(self, rows: int, timeout_ms: float) -> bool:
-        """Waits until fewer than `rows` rows wait for a slot; False after `timeout_ms`."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._held_rows < rows or self._closed, timeout_ms / 1000
-            )
+    def wait_at_most(self, rows: int, timeout_ms: float) -> bool:
+        """Waits until at most `rows` rows wait for a slot; False after `timeout_ms`.
+
+        One thread at a time.
+        """
+        with self._taken:
+            self._awaited_rows = rows
+            try:
+                return self._taken.wait_for(
+                    lambda: self._held_rows <= rows or self._closed, timeout_ms / 1000
+                )
+            finally:
+                self._awaited_rows = -1
 
     def wait_idle(self, timeout_ms: float) -> bool:
         """Waits until nothing waits and nothing runs; False after `timeout_ms`."""
-        with self._changed:
-            return self._changed.wait_for(
+        with self._taken:
+            return self._taken.wait_for(
                 lambda: not self._held and not self._running, timeout_ms / 1000
             )
 
     def withdraw(self, unwanted: Callable[[Held], bool]) -> list[Held]:
         """Takes back what waits and is unwanted."""
-        with self._changed:
+        with self._taken:
             found = [task for task in self._held if unwanted(task)]
             if found:
                 self._remove(found)
-                self._changed.notify_all()
             return found
 
     def close(self) -> None:
         """Lets every waiter go; what is held stays held by nobody."""
-        with self._changed:
+        with self._taken:
             self._closed = True
-            self._changed.notify_all()
+            self._taken.notify_all()
+            self._offered.notify_all()
 
     def _remove(self, tasks: list[Held]) -> None:
         if len(tasks) == len(self._held):
@@ -113,3 +126,6 @@ class Feed:
             gone = set(map(id, tasks))
             self._held = [task for task in self._held if id(task) not in gone]
         self._held_rows -= sum(task.rows for task in tasks)
+        # A waiter that is woken for every batch costs the slots as much as a small batch does.
+        if not self._held or self._held_rows <= self._awaited_rows:
+            self._taken.notify_all()

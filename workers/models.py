@@ -21,6 +21,7 @@ from producer.errors import ConfigError, ModelConflict
 from producer.keys import check_name
 from producer.spec import ModelSpec
 from workers.engines.base import EngineSpec
+from workers.engines.hook_options import PostprocessOptions, PreprocessOptions
 from workers.tensorrt.options import BuildOptions
 
 #: Slots where the file names none: on a GPU, copies of one overlap the compute of another.
@@ -55,6 +56,10 @@ class ModelConfig(BaseModel):
     threads: int = Field(default=0, ge=0)
     #: How TensorRT builds a plan from an ONNX file; a finished plan needs none.
     build: BuildOptions = BuildOptions()
+    #: A Python function that makes the model's inputs from what clients send.
+    preprocess: PreprocessOptions | None = None
+    #: A Python function that makes what clients get from the model's outputs.
+    postprocess: PostprocessOptions | None = None
 
     @model_validator(mode="before")
     @classmethod

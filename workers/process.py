@@ -18,8 +18,9 @@ from kombu import Queue
 
 from producer.client import Client
 from producer.config import ProducerSettings, redact
-from producer.errors import ConfigError, MissingExtra, TrtqError
+from producer.errors import ConfigError, MissingExtra, NoDevice, TrtqError
 from producer.keys import INFER_QUEUE, bell_queue
+from workers.devices import CPU, limit_to_device
 from workers.models import ModelConfig, load_models
 from workers.observe import Observer
 from workers.runtime import Runtime
@@ -66,9 +67,12 @@ class WorkerProcess:
         """
         named = [q for q in (queues.split(",") if isinstance(queues, str) else queues or []) if q]
         try:
-            self._settings = WorkerSettings()
+            settings = WorkerSettings()
+            # Now, as CUDA reads what it may see once, when it is initialised.
+            device = limit_to_device(settings.device)
+            self._settings = settings.model_copy(update={"device": device})
             if named != [INFER_QUEUE]:
-                self._configs = load_models(self._settings.model_folders)
+                self._configs = load_models(settings.model_folders)
         except (TrtqError, ValueError) as failure:
             _refuse(failure)
         names = [bell_queue(config.name) for config in self._configs]
@@ -85,6 +89,7 @@ class WorkerProcess:
         queues = set(worker.app.amqp.queues.consume_from)
         served = [c for c in self._configs if bell_queue(c.name) in queues]
         try:
+            _check_device(served, self._settings.device)
             self._observer = Observer(self._settings, lambda: self._runtime)
             self._observer.start()
             if served:
@@ -202,6 +207,16 @@ def _freeze_guard(served: list[ModelConfig]) -> FreezeGuard:
 def _exit_at_once() -> None:
     logging.shutdown()
     os._exit(EXIT_FATAL)
+
+
+def _check_device(configs: list[ModelConfig], device: str) -> None:
+    names = [config.name for config in configs if config.engine == "tensorrt"]
+    if names and device == CPU.device:
+        raise NoDevice(
+            f"models {names} have `engine: tensorrt`, and this worker has no GPU "
+            f"(TRTQ_DEVICE={device}): start it with --devices all or the index of a GPU, or set "
+            "`engine: onnxruntime`"
+        )
 
 
 def _others_wait() -> bool:

@@ -19,6 +19,7 @@ from workers.files import RowFiles
 from workers.metrics import Counters
 from workers.models import ModelConfig
 from workers.presence import Presence
+from workers.ranges import Ranges, import_nvtx
 from workers.served import Served
 from workers.settings import WorkerSettings
 from workers.watchdog import FreezeGuard, Watchdog
@@ -66,21 +67,30 @@ class Runtime:
         Raises RedisUnavailable, ConfigError and its children, EngineFailed.
         """
         settings = self._settings
+        nvtx = import_nvtx() if settings.nvtx else None
         self._redis = connect(settings.redis_url)
         link = Link(self._redis)
         self._files = RowFiles(settings.bulk_folders)
         with named_errors(settings.redis_url):
             self._redis.ping()
-            for config in self._configs:
+            # All of them first: a hook that cannot be had is known before a model is read.
+            modules = settings.allowed_hook_modules
+            ranges = [Ranges(config.name, nvtx) for config in self._configs]
+            engines = [
+                make_engine(config, hook_modules=modules, ranges=shown)
+                for config, shown in zip(self._configs, ranges, strict=True)
+            ]
+            for config, engine, shown in zip(self._configs, engines, ranges, strict=True):
                 served = Served(
                     config,
-                    make_engine(config),
+                    engine,
                     link,
                     self.consumer,
                     settings,
                     self._files,
                     self._clock,
                     self._on_fatal,
+                    shown,
                 )
                 self._models[config.name] = served
                 served.start()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from producer.connection import LINK_ERRORS
-from producer.errors import BatchTimeout
+from producer.errors import BatchTimeout, RedisUnavailable
 from producer.inbox import Entry, Inbox, Settlement
 from producer.link import Link
 from workers.attempts import Attempt, Attempts
@@ -14,10 +14,12 @@ from workers.engines.base import Engine
 from workers.executor import Executor
 from workers.feed import Feed
 from workers.files import RowFiles
+from workers.incidents import ABANDONED, RELEASED, RETURNED, Incidents, task_name
 from workers.intake import Intake
 from workers.ledger import Ledger
 from workers.metrics import Counters
 from workers.models import ModelConfig
+from workers.ranges import NO_RANGES, Ranges
 from workers.replies import Replier
 from workers.runner import BatchRunner
 from workers.settings import WorkerSettings
@@ -43,17 +45,20 @@ class Served:
         files: RowFiles,
         clock: Callable[[], float],
         on_death: Callable[[str], None],
+        ranges: Ranges = NO_RANGES,
     ) -> None:
         self.config = config
         self.engine = engine
         self.counters = Counters()
         self.stages = Stages()
-        self.inbox = Inbox(link, config.name)
+        self.incidents = Incidents(config.name, self.counters)
+        self.inbox = Inbox(link, config.name, settings.letter_limits)
         self._consumer = consumer
         self._settings = settings
         self._files = files
         self._clock = clock
         self._on_death = on_death
+        self._ranges = ranges
 
     def start(self) -> None:
         """Loads the engine, makes and warms the slots. Raises the engine's errors."""
@@ -63,10 +68,24 @@ class Served:
         self.ledger = Ledger()
         self.feed = Feed(self.spec.max_batch, config.max_delay_ms, self._clock)
         runner = BatchRunner(
-            self.engine, self.spec, self._files, self.counters, self.stages, self._clock
+            self.engine,
+            self.spec,
+            self._files,
+            self.counters,
+            self.stages,
+            self.incidents,
+            self._clock,
+            self._ranges,
         )
         self.replier = Replier(
-            self.inbox, self.counters, self.stages, self._settled, self._on_death, self._clock
+            self.inbox,
+            self.counters,
+            self.stages,
+            self.incidents,
+            self._settled,
+            self._on_death,
+            self._clock,
+            self._ranges,
         )
         self.executor = Executor(
             self.engine,
@@ -76,12 +95,14 @@ class Served:
             config.slots,
             self.replier.put,
             self._on_death,
+            self.incidents,
             self._clock,
         )
         self.intake = Intake(
             self.spec,
             self.counters,
             self.stages,
+            self.incidents,
             self._clock,
             bulk_allowed=bool(settings.bulk_folders),
             max_deliveries=settings.max_deliveries,
@@ -100,7 +121,8 @@ class Served:
         settings, cover_rows = self._settings, self.spec.cover_rows
         drain_ms = settings.drain_grace_s * 1000
         limits = TurnLimits(
-            held_rows=max(self.spec.max_batch * 2, self.spec.max_rows_per_task),
+            # A batch for every slot: they may all come at once.
+            held_rows=self.spec.max_batch * max(2, self.config.slots),
             unanswered_rows=4 * cover_rows,
             lease_ms=settings.lease_ms,
             linger_ms=settings.linger_ms,
@@ -116,11 +138,12 @@ class Served:
             self.feed,
             self.replier,
             self.ledger,
-            self.counters,
+            self.incidents,
             limits,
             self._clock,
             stopping,
             others_wait,
+            self._ranges,
         ).run()
 
     @property
@@ -143,7 +166,8 @@ class Served:
 
         What hung together is a suspect then: run alone by whoever takes it.
         """
-        entries = []
+        entries: list[Entry] = []
+        suspects: list[str] = []
         for attempt in hung:
             culprit = attempt.tasks[0] if alone and len(attempt.tasks) == 1 else None
             for held in attempt.batch:
@@ -153,22 +177,29 @@ class Served:
                         f"{self.config.batch_timeout_s:g} s and did not end; its worker is "
                         f"replaced. If model {self.name!r} needs longer, raise its batch_timeout_s"
                     )
-                    self.replier.put([self.intake.refused(held, failure)])
+                    self.replier.put([self.intake.timed_out(held, failure)])
                     continue
                 deliveries = held.entry.deliveries
                 if held in attempt.tasks:
                     deliveries = max(deliveries, self._settings.max_deliveries)
+                    suspects.append(held.task.task_id)
                 entries.append(held.entry._replace(deliveries=deliveries))
+        self.incidents.record(
+            RETURNED, BatchTimeout.code, suspects, "the batch that they were in hangs"
+        )
         if entries:
             self._release(entries)
 
     def _release(self, entries: list[Entry]) -> None:
+        names = [task_name(entry) for entry in entries]
         try:
             released = self.inbox.release(self._consumer, entries, self._settings.lease_ms)
-            # Read after the call: the turn hands back and counts meanwhile.
-            self.counters.released += released
+            lost = len(entries) - released
+            detail = f"{lost} of them were no longer this worker's" if lost else ""
+            self.incidents.record(RELEASED, "stopping", names, detail)
         except LINK_ERRORS as failure:
-            log.warning("%d tasks come back when their lease runs out: %s", len(entries), failure)
+            detail = f"come back when their lease runs out: {failure}"
+            self.incidents.record(ABANDONED, RedisUnavailable.code, names, detail)
         self.ledger.closed(entries)
 
     def close(self) -> bool:

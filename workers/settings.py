@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from producer.letters import LetterLimits
 
 #: A process that ended with this would end so again (os.EX_CONFIG): it is not restarted.
 EXIT_CONFIG = 78
@@ -22,10 +24,13 @@ class WorkerSettings(BaseSettings):
     redis_url: str = "redis://127.0.0.1:6379/0"
     #: Folders of model configurations.
     models: str = "configs/models"
-    #: "cpu" or the index of a GPU.
+    #: "cpu", the index of a GPU in bus order, or the UUID of a GPU or MIG device.
     device: str = "cpu"
     #: Folders inside which bulk jobs may read and write; empty refuses bulk jobs.
     bulk_roots: str = ""
+    #: Python modules, separated by commas, from which hooks may be imported; each with all that is
+    #: inside it. Empty refuses models with hooks.
+    hook_modules: str = ""
     #: A task whose worker gave no sign for this long is run by another.
     lease_ms: int = Field(default=10_000, ge=500)
     #: How long a turn waits on an empty stream before it ends.
@@ -38,11 +43,32 @@ class WorkerSettings(BaseSettings):
     drain_grace_s: float = Field(default=30.0, gt=0)
     #: How often a worker says that it lives and looks for work that nobody covers.
     heartbeat_s: float = Field(default=1.0, gt=0)
+    #: Dead letters kept for each model: how many, bytes of them all, and for how long after the
+    #: last one.
+    dead_max_tasks: int = Field(default=LetterLimits().tasks, ge=1)
+    dead_max_bytes: int = Field(default=LetterLimits().bytes, ge=1)
+    dead_ttl_s: int = Field(default=LetterLimits().ttl_s, ge=1)
+
+    #: Show stages as NVTX ranges to a profiler; needs the package nvtx.
+    nvtx: bool = False
 
     #: Port of /metrics, /healthz, /readyz and /drain; 0: none. `trtq worker` counts it up.
     metrics_port: int = Field(default=0, ge=0, le=65535)
     #: Address on which that port listens.
     metrics_host: str = "127.0.0.1"
+
+    @field_validator("hook_modules")
+    @classmethod
+    def _dotted_names(cls, value: str) -> str:
+        for name in _names(value):
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise ValueError(f"{name!r} is no module name; separate names with commas")
+        return value
+
+    @property
+    def letter_limits(self) -> LetterLimits:
+        """The three `dead_` settings."""
+        return LetterLimits(self.dead_max_tasks, self.dead_max_bytes, self.dead_ttl_s)
 
     @property
     def model_folders(self) -> list[Path]:
@@ -53,6 +79,15 @@ class WorkerSettings(BaseSettings):
     def bulk_folders(self) -> list[Path]:
         """`bulk_roots` as paths."""
         return _paths(self.bulk_roots)
+
+    @property
+    def allowed_hook_modules(self) -> list[str]:
+        """`hook_modules` as names."""
+        return _names(self.hook_modules)
+
+
+def _names(joined: str) -> list[str]:
+    return [name for part in joined.split(",") if (name := part.strip())]
 
 
 def _paths(joined: str) -> list[Path]:

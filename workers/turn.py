@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from producer.connection import LINK_ERRORS
-from producer.errors import TrtqError
-from producer.inbox import Claim, Entry, Inbox
+from producer.errors import RedisUnavailable
+from producer.inbox import Claim, Entry, Inbox, Settlement
+from producer.text import shown_name
 from workers.batcher import Held
 from workers.feed import Feed
+from workers.incidents import ABANDONED, LOST, RECLAIMED, RELEASED, Incidents, task_name
 from workers.intake import Intake
 from workers.ledger import Ledger
-from workers.metrics import Counters
+from workers.ranges import CLAIM, NO_RANGES, WAIT, Ranges
 from workers.replies import Replier
 
 log = logging.getLogger("trtq.turn")
@@ -55,11 +57,12 @@ class Turn:
         feed: Feed,
         replier: Replier,
         ledger: Ledger,
-        counters: Counters,
+        incidents: Incidents,
         limits: TurnLimits,
         clock: Callable[[], float],
         stopping: Callable[[], bool],
         others_wait: Callable[[], bool],
+        ranges: Ranges = NO_RANGES,
     ) -> None:
         self._inbox = inbox
         self._consumer = consumer
@@ -67,11 +70,12 @@ class Turn:
         self._feed = feed
         self._replier = replier
         self._ledger = ledger
-        self._counters = counters
+        self._incidents = incidents
         self._limits = limits
         self._clock = clock
         self._stopping = stopping
         self._others_wait = others_wait
+        self._ranges = ranges
         self._claims = 0
         self._offset_ms = 0.0
         self._entry_rows = 1.0
@@ -84,7 +88,9 @@ class Turn:
             self._disown()
             # The first claim comes with the first call: from idle, each round trip is latency.
             room = self._limits.held_rows
-            claimed = self._accept(self._inbox.enter(self._consumer, room))
+            with self._ranges.open(CLAIM):
+                claim = self._inbox.enter(self._consumer, room)
+            claimed = self._accept(claim)
             self._work(started_ms, backlog=claimed >= room)
         except LINK_ERRORS as failure:
             log.warning("the turn on %r ends, Redis is away: %s", self._inbox.model, failure)
@@ -120,7 +126,8 @@ class Turn:
             self._expire()
             room = self._room()
             if room <= 0:
-                if self._feed.wait_below(max(1, limits.held_rows // 2), _SLICE_MS):
+                few = self._feed.wait_at_most(limits.held_rows // 2, _SLICE_MS)
+                if few and self._ledger.rows >= limits.unanswered_rows:
                     # Few are held, so what fills the ledger are answers on their way to Redis.
                     self._replier.wait_sent(_SLICE_MS)
                 quiet_since_ms = self._clock()
@@ -156,21 +163,24 @@ class Turn:
     def _claim(self, count: int) -> int:
         self._claims += 1
         first = 2 if self._claims % 16 == 0 else 1 if self._claims % 4 == 0 else 0
-        return self._accept(self._inbox.claim(self._consumer, count, first))
+        with self._ranges.open(CLAIM):
+            claim = self._inbox.claim(self._consumer, count, first)
+        return self._accept(claim)
 
     def _accept(self, claim: Claim) -> int:
         self._set_clock(claim.now_ms)
         if claim.cancelled:
             self._withdraw(
                 lambda held: (held.entry.stream, held.entry.entry_id) in claim.cancelled,
-                self._intake.raise_cancelled,
+                self._intake.cancelled,
             )
         self._take_in(claim.entries, claim.cancelled)
         return self._measure(claim.entries)
 
     def _wait(self, room: int, block_ms: float) -> int:
         count = max(1, int(room / self._entry_rows))
-        entries = self._inbox.wait(self._consumer, count, int(block_ms))
+        with self._ranges.open(WAIT):
+            entries = self._inbox.wait(self._consumer, count, int(block_ms))
         self._take_in(entries)
         return self._measure(entries)
 
@@ -186,7 +196,11 @@ class Turn:
         entries, suspects_wait = self._inbox.reclaim(
             self._consumer, limits.lease_ms, limits.held_rows, limits.max_deliveries, False
         )
-        self._counters.reclaimed += len(entries)
+        expired = [entry for entry in entries if not entry.handed_back]
+        workers = ", ".join(dict.fromkeys(shown_name(e.holders[-1]) for e in expired if e.holders))
+        self._incidents.record(RECLAIMED, "lease_expired", _names(expired), f"from {workers}")
+        handed_back = [entry for entry in entries if entry.handed_back]
+        self._incidents.record(RECLAIMED, "handed_back", _names(handed_back))
         self._take_in(entries)
         self._more_suspects = suspects_wait
         return len(entries) + (self._run_suspects() if suspects_wait else 0)
@@ -205,11 +219,14 @@ class Turn:
             suspects, _ = self._inbox.reclaim(
                 self._consumer, limits.lease_ms, 1, limits.max_deliveries, True
             )
+            for suspect in suspects:
+                workers = ", ".join(map(shown_name, suspect.holders)) or "unknown workers"
+                detail = f"after {suspect.deliveries} deliveries, runs alone; held by {workers}"
+                self._incidents.record(RECLAIMED, "suspect", _names([suspect]), detail)
             if not suspects:
                 self._more_suspects = False
                 break
             count += 1
-            self._counters.reclaimed += 1
             self._take_in(suspects)
             if not self._run_dry() or self._clock() >= until_ms:
                 break
@@ -244,15 +261,14 @@ class Turn:
     def _expire(self) -> None:
         if self._feed.held_rows:
             now_ms = self._clock()
-            self._withdraw(lambda held: held.expires_ms <= now_ms, self._intake.raise_expired)
+            self._withdraw(lambda held: held.expires_ms <= now_ms, self._intake.expired)
 
-    def _withdraw(self, unwanted: Callable[[Held], bool], reason: Callable[[Held], None]) -> None:
-        settlements = []
-        for held in self._feed.withdraw(unwanted):
-            try:
-                reason(held)
-            except TrtqError as failure:
-                settlements.append(self._intake.refused(held, failure))
+    def _withdraw(
+        self,
+        unwanted: Callable[[Held], bool],
+        answer: Callable[[list[Held], str], list[Settlement]],
+    ) -> None:
+        settlements = answer(self._feed.withdraw(unwanted), "held")
         if settlements:
             self._replier.put(settlements)
 
@@ -264,6 +280,7 @@ class Turn:
         if lost:
             # Answered meanwhile, or taken over after a long pause: nothing to run here.
             gone = self._feed.withdraw(lambda h: (h.entry.stream, h.entry.entry_id) in lost)
+            self._incidents.record(LOST, "lease_expired", [held.task.task_id for held in gone])
             self._ledger.closed([held.entry for held in gone])
 
     def _disown(self) -> None:
@@ -309,6 +326,10 @@ class Turn:
                 self._renew()
             except LINK_ERRORS as failure:
                 log.debug("leases were not renewed: %s", failure)
+        if len(self._ledger):
+            detail = "not answered when the turn ended; they come back when their lease runs out"
+            names = _names(self._ledger.entries())
+            self._incidents.record(ABANDONED, "drain_grace", names, detail)
 
     def _hand_back(self) -> None:
         entries = [held.entry for held in self._feed.withdraw(lambda held: True)]
@@ -316,7 +337,14 @@ class Turn:
             return
         try:
             released = self._inbox.release(self._consumer, entries, self._limits.lease_ms)
-            self._counters.released += released
+            lost = len(entries) - released
+            detail = f"{lost} of them were no longer this worker's" if lost else ""
+            self._incidents.record(RELEASED, "stopping", _names(entries), detail)
         except LINK_ERRORS as failure:
-            log.warning("%d tasks come back when their lease runs out: %s", len(entries), failure)
+            detail = f"come back when their lease runs out: {failure}"
+            self._incidents.record(ABANDONED, RedisUnavailable.code, _names(entries), detail)
         self._ledger.closed(entries)
+
+
+def _names(entries: Iterable[Entry]) -> list[str]:
+    return [task_name(entry) for entry in entries]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks.gpu.subject import Subject
 from benchmarks.processes import Driver
+from benchmarks.stage_times import StageTimes
 from benchmarks.trtq_worker import trtq_worker
-from producer.embedded import EmbeddedRedis
+from producer.embedded import EmbeddedRedis, free_port
 from workers.gpu import gpu_reader
 
 _BATCH = 128
@@ -23,7 +26,7 @@ _IN_FLIGHT = 64
 
 
 def end_to_end(
-    subject: Subject, folder: Path, images: int, clients: int, seconds: float
+    subject: Subject, folder: Path, images: int, clients: int, seconds: float, slots: int = 4
 ) -> dict[str, Any]:
     """Rows/s of both, worker CPU, mean batch, GPU utilization; every answer is compared."""
     data, expected = folder / "images.npy", folder / "expected.npy"
@@ -33,17 +36,28 @@ def end_to_end(
         "engine": "tensorrt",
         "path": str(subject.path),
         "max_batch": _BATCH,
-        "slots": 4,
+        "slots": slots,
         "queue_max_bytes": 2 << 30,
         "build": {
             "profiles": [{"min_batch": 1, "opt_batch": b, "max_batch": b} for b in (32, _BATCH)]
         },
     }
     with ExitStack() as stack:
-        url = stack.enter_context(EmbeddedRedis()).url
+        server = stack.enter_context(EmbeddedRedis())
+        url = server.url
+        port = free_port()
         worker = stack.enter_context(
-            trtq_worker(url, folder, model, bulk_root=folder, device="0", ready_s=180)
+            trtq_worker(
+                url,
+                folder,
+                model,
+                bulk_root=folder,
+                device="0",
+                ready_s=180,
+                metrics_port=port,
+            )
         )
+        stages = StageTimes(port)
         env = {
             "BENCH_REDIS_URL": url,
             "BENCH_MODEL": "resnet50",
@@ -62,15 +76,25 @@ def end_to_end(
             ("submit", lambda: _submit(drivers, seconds)),
         ):
             before, cpu_s = worker.totals(), worker.service.cpu_s()
+            redis_s, started_s = _cpu_s(server), time.perf_counter()
+            stages.start()
             with _utilization() as samples:
                 answer = run()
             cpu_s = worker.service.cpu_s() - cpu_s
+            took_s = time.perf_counter() - started_s
+            answer["redis_busy_ratio"] = (_cpu_s(server) - redis_s) / took_s
             after = worker.totals(before.rows + answer["rows"])
             answer["worker_cpu_us_per_row"] = 1e6 * cpu_s / answer["rows"]
             answer["mean_batch"] = (after.rows - before.rows) / (after.batches - before.batches)
+            answer["stage_ms"] = stages.mean_ms()
             answer["gpu_percent"] = float(np.mean(samples)) if samples else None
             found[name] = answer
         return found
+
+
+def _cpu_s(server: EmbeddedRedis) -> float:
+    times = psutil.Process(server.pid).cpu_times()
+    return times.user + times.system
 
 
 def _write(subject: Subject, data: Path, expected: Path, images: int) -> float:
@@ -106,7 +130,10 @@ def _submit(drivers: list[Driver], seconds: float) -> dict[str, Any]:
         "per_s": sum(a["per_s"] for a in answers),
         "rows": sum(a["tasks"] for a in answers),
         "client_cpu_us": float(np.mean([a["client_cpu_us"] for a in answers])),
-        "serial": alone,
+        "p50_ms": float(np.median([a["p50_ms"] for a in answers])),
+        "p99_ms": max(a["p99_ms"] for a in answers),
+        "serial_p50_ms": float(np.percentile(alone["samples_ms"], 50)),
+        "serial_p99_ms": float(np.percentile(alone["samples_ms"], 99)),
     }
 
 

@@ -41,36 +41,48 @@ class Loops(Generic[Handle]):
         self._requests = requests
 
     def saturate(self, seconds: float, warm_s: float, in_flight: int) -> dict[str, Any]:
-        """Keeps `in_flight` requests open from this thread; counts answers after `warm_s`."""
+        """Keeps `in_flight` requests open from this thread; counts answers after `warm_s`.
+
+        Latencies are of requests finished in the order in which they were sent.
+        """
         submit, finish, requests = self._submit, self._finish, self._requests
-        open_requests: deque[tuple[int, Handle]] = deque()
+        open_requests: deque[tuple[int, Handle, float]] = deque()
         clock, sent, answered = time.perf_counter, 0, 0
+        took_s: list[float] = []
         for _ in range(in_flight):
-            open_requests.append((sent % requests, submit(sent % requests)))
+            open_requests.append((sent % requests, submit(sent % requests), clock()))
             sent += 1
         start = clock() + warm_s
         end = start + seconds
         first_s = first = last_s = 0.0
         cpu_s = 0.0
         while True:
-            finish(*open_requests.popleft())
+            index, handle, sent_s = open_requests.popleft()
+            finish(index, handle)
             answered += 1
             now = clock()
             if now >= start and not first_s:
                 first_s, first, cpu_s = now, answered, time.process_time()
+            if first_s:
+                took_s.append(now - sent_s)
             if now >= end and first_s:
                 last_s, last, cpu_s = now, answered, time.process_time() - cpu_s
                 break
             index = sent % requests
-            open_requests.append((index, submit(index)))
+            sent_s = clock()
+            open_requests.append((index, submit(index), sent_s))
             sent += 1
         while open_requests:
-            finish(*open_requests.popleft())
+            index, handle, _ = open_requests.popleft()
+            finish(index, handle)
+        took_s.sort()
         tasks = last - first
         return {
             "per_s": tasks / (last_s - first_s),
             "tasks": sent,
             "client_cpu_us": 1e6 * cpu_s / max(1.0, tasks),
+            "p50_ms": 1000 * took_s[len(took_s) // 2],
+            "p99_ms": 1000 * took_s[len(took_s) * 99 // 100],
         }
 
     def serial(

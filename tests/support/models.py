@@ -114,6 +114,23 @@ def row_failing_model(path: Path, size: int = 10) -> None:
     )
 
 
+def used_columns_model(path: Path, width: int) -> None:
+    """`x` float32 [N, width] to `y` float32 [N, K]: the K columns where some row is above 0."""
+    _save(
+        path,
+        [
+            helper.make_node("ReduceMax", ["x"], ["largest"], axes=[0], keepdims=0),
+            helper.make_node("Greater", ["largest", "zero"], ["used"]),
+            helper.make_node("NonZero", ["used"], ["places"]),
+            helper.make_node("Squeeze", ["places", "first"], ["columns"]),
+            helper.make_node("Gather", ["x", "columns"], ["y"], axis=1),
+        ],
+        [_tensor("x", TensorProto.FLOAT, ["N", width])],
+        [_tensor("y", TensorProto.FLOAT, ["N", "K"])],
+        {"zero": np.zeros((), np.float32), "first": np.array([0], np.int64)},
+    )
+
+
 def scalar_model(path: Path) -> None:
     """`x`, a float32 without any axis, to `y`: no model that can be batched."""
     _save(

@@ -25,6 +25,11 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
     raise AssertionError(f"not within {seconds} s: {condition}")
 
 
+def children(pid: int) -> list[int]:
+    """Processes that the main thread of `pid` has started and not yet waited for."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class WorkerHandle:
     """A running Celery worker process and its log."""
 
@@ -70,6 +75,7 @@ def start_worker(
     name: str = "cpu",
     queues: str = "",
     concurrency: int = 1,
+    pool: str = "threads",
     log: Path | None = None,
     wait: bool = True,
     app: str = "workers.app",
@@ -77,7 +83,7 @@ def start_worker(
 ) -> WorkerHandle:
     """Starts `celery -A workers.app worker`; `env` adds TRTQ_ variables, lower case without it."""
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", f"{name}@%h"]
-    command += ["-P", "threads", "-c", str(concurrency), "--without-gossip", "--without-mingle"]
+    command += ["-P", pool, "-c", str(concurrency), "--without-gossip", "--without-mingle"]
     command += ["--loglevel", "info"] + (["-Q", queues] if queues else [])
     log = log or models / f"worker-{name}-{time.monotonic_ns()}.log"
     handle = _start(command, redis_url, models, log, env)

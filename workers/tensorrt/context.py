@@ -37,45 +37,38 @@ class PlanContext:
         self._outputs = outputs
         self._calls = calls
         self._capture = capture
+        self._captures = capture is not None
+        # The next batch's, and what TensorRT was told: a batch that is a graph needs no telling.
         self._shapes: tuple[Shape, ...] = ()
         self._addresses: dict[str, int] = {}
+        self._told_shapes: tuple[Shape, ...] = ()
+        self._told_addresses: dict[str, int] = {}
         self._allocators: dict[str, OutputAllocator] = {}
         self._output_shapes: OrderedDict[tuple[Shape, ...], dict[str, Shape]] = OrderedDict()
         self._seen: OrderedDict[_Key, None] = OrderedDict()
         self._graphs: OrderedDict[_Key, Any] = OrderedDict()
 
     def set_shapes(self, shapes: dict[str, Shape]) -> dict[str, Shape]:
-        """Tells the context its inputs' shapes; returns the outputs' (-1: depends on the data).
+        """Sets the inputs' shapes; returns the outputs' (-1: depends on the data).
 
         Raises EngineFailed for a shape that TensorRT refuses.
         """
         wanted = tuple(shapes[name] for name in self._inputs)
         known = self._output_shapes.get(wanted)
-        if known is not None and wanted == self._shapes:
-            return known
-        with self._calls:
-            # Unknown until all are set: a refusal leaves the context between two shapes.
-            self._shapes = ()
-            for name, shape in zip(self._inputs, wanted, strict=True):
-                if not self._context.set_input_shape(name, shape):
-                    raise EngineFailed(f"TensorRT refused shape {shape} of input {name!r}")
-            found = {
-                name: tuple(int(size) for size in self._context.get_tensor_shape(name))
-                for name in self._outputs
-            }
+        if known is None:
+            with self._calls:
+                self._tell_shapes(wanted)
+                known = {
+                    name: tuple(int(size) for size in self._context.get_tensor_shape(name))
+                    for name in self._outputs
+                }
+            _remember(self._output_shapes, wanted, known)
         self._shapes = wanted
-        _remember(self._output_shapes, wanted, found)
-        return found
+        return known
 
     def bind(self, addresses: dict[str, int]) -> None:
         """Gives every tensor its device memory."""
-        if addresses == self._addresses:
-            return
-        with self._calls:
-            for name, address in addresses.items():
-                if self._addresses.get(name) != address:
-                    self._context.set_tensor_address(name, address)
-        self._addresses = dict(addresses)
+        self._addresses = addresses
 
     def allocate_by(self, name: str, allocator: OutputAllocator) -> None:
         """Lets `allocator` give output `name` its memory once its shape is known.
@@ -95,21 +88,20 @@ class PlanContext:
         if graph is not None and self._capture is not None:
             self._capture.launch(graph, stream)
             return True
-        with self._calls:
-            return bool(self._context.execute_async_v3(stream))
+        return self._execute(stream)
 
     def after_run(self, stream: int) -> None:
         """Captures the batch that has just run, and been waited for, if its kind came before."""
         key = self._key
-        if self._capture is None or key in self._graphs:
+        if self._capture is None or not self._captures or key in self._graphs:
             return
         if key not in self._seen:
             _remember(self._seen, key, None)
             return
-        graph = self._capture.record(stream, lambda: self._context.execute_async_v3(stream))
+        graph = self._capture.record(stream, lambda: self._execute(stream))
         if graph is None:
             # What cannot be captured once never can: it may wait for the host in between.
-            self._capture = None
+            self._captures = False
             return
         dropped = _remember(self._graphs, key, graph)
         if dropped is not None:
@@ -123,6 +115,28 @@ class PlanContext:
                 self._capture.destroy(graph)
         with self._calls:
             self._context = None
+
+    def _execute(self, stream: int) -> bool:
+        with self._calls:
+            self._tell_shapes(self._shapes)
+            self._tell_addresses()
+            return bool(self._context.execute_async_v3(stream))
+
+    def _tell_shapes(self, wanted: tuple[Shape, ...]) -> None:
+        if wanted == self._told_shapes:
+            return
+        # Unknown until all are set: a refusal leaves the context between two shapes.
+        self._told_shapes = ()
+        for name, shape in zip(self._inputs, wanted, strict=True):
+            if not self._context.set_input_shape(name, shape):
+                raise EngineFailed(f"TensorRT refused shape {shape} of input {name!r}")
+        self._told_shapes = wanted
+
+    def _tell_addresses(self) -> None:
+        for name, address in self._addresses.items():
+            if self._told_addresses.get(name) != address:
+                self._context.set_tensor_address(name, address)
+                self._told_addresses[name] = address
 
     @property
     def _key(self) -> _Key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -145,7 +146,7 @@ class PyCudaDriver:
     def stream(self) -> _Stream:
         """A stream with events that block instead of spinning."""
         with self._named("a stream"):
-            return _Stream(self, self._cuda)
+            return _Stream(self._cuda)
 
     def close(self) -> None:
         """Lets go of the context; the last owner's release frees it."""
@@ -153,19 +154,38 @@ class PyCudaDriver:
             self._context.detach()
             self._context = None
 
-    @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except self._cuda.MemoryError as failure:
+    def _named(self, what: str) -> _Named:
+        return _Named(self._cuda, what)
+
+
+class _Named:
+    """Errors of CUDA within the block, as ours. Entered several times for each batch."""
+
+    __slots__ = ("_cuda", "_what")
+
+    def __init__(self, cuda: Any, what: str) -> None:
+        self._cuda = cuda
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if failure is None or not isinstance(failure, self._cuda.Error):
+            return
+        text = str(failure)
+        if isinstance(failure, self._cuda.MemoryError):
             raise OutOfDeviceMemory(
-                f"no room for {what}: lower the model's slots or max_batch ({failure})"
+                f"no room for {self._what}: lower the model's slots or max_batch ({text})"
             ) from failure
-        except self._cuda.Error as failure:
-            text = str(failure)
-            if any(part in text for part in _STICKY):
-                raise DeviceLost(f"the GPU failed at {what}: {text}") from failure
-            raise EngineFailed(f"CUDA refused {what}: {text}") from failure
+        if any(part in text for part in _STICKY):
+            raise DeviceLost(f"the GPU failed at {self._what}: {text}") from failure
+        raise EngineFailed(f"CUDA refused {self._what}: {text}") from failure
 
 
 class _Pinned:
@@ -188,29 +208,34 @@ class _Device:
 
 
 class _Stream:
-    def __init__(self, driver: PyCudaDriver, cuda: Any) -> None:
-        self._driver, self._cuda = driver, cuda
+    def __init__(self, cuda: Any) -> None:
+        self._cuda = cuda
         self._stream = cuda.Stream()
         self._marks = [cuda.Event() for _ in range(4)]
         flags = cuda.event_flags.BLOCKING_SYNC | cuda.event_flags.DISABLE_TIMING
         self._done = cuda.Event(flags)
         self.handle = int(self._stream.handle)
+        self._copying_in = _Named(cuda, "a copy to the device")
+        self._copying_out = _Named(cuda, "a copy from the device")
+        self._marking = _Named(cuda, "an event")
+        self._timing = _Named(cuda, "the times of a batch")
+        self._waiting = _Named(cuda, "the end of a batch")
 
     def copy_in(self, address: int, source: Array) -> None:
-        with self._driver._named("a copy to the device"):
+        with self._copying_in:
             self._cuda.memcpy_htod_async(address, source, self._stream)
 
     def copy_out(self, target: Array, address: int) -> None:
-        with self._driver._named("a copy from the device"):
+        with self._copying_out:
             self._cuda.memcpy_dtoh_async(target, address, self._stream)
 
     def mark(self, number: int) -> None:
-        with self._driver._named("an event"):
+        with self._marking:
             self._marks[number].record(self._stream)
 
     def lap_ms(self) -> tuple[float, float, float]:
         first, second, third, fourth = self._marks
-        with self._driver._named("the times of a batch"):
+        with self._timing:
             return (
                 float(first.time_till(second)),
                 float(second.time_till(third)),
@@ -218,6 +243,6 @@ class _Stream:
             )
 
     def wait(self) -> None:
-        with self._driver._named("the end of a batch"):
+        with self._waiting:
             self._done.record(self._stream)
             self._done.synchronize()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from producer.errors import ConfigError, EngineFailed, OutOfDeviceMemory
 from workers.engines.base import Array, EngineSpec
+from workers.ranges import NO_RANGES, Ranges
 from workers.tensorrt.bindings import Bindings, ProfileBounds, read_bindings
 from workers.tensorrt.cache import PlanCache, default_cache
 from workers.tensorrt.context import PlanContext
@@ -55,6 +56,7 @@ class TensorRTEngine:
         cache: PlanCache | None = None,
         driver: Driver | None = None,
         flavor: Flavor | None = None,
+        ranges: Ranges = NO_RANGES,
     ) -> None:
         self._read_plan = read_plan
         self._max_batch = max_batch
@@ -64,6 +66,7 @@ class TensorRTEngine:
         self._pinned = Budget(pinned_limit_bytes)
         self._driver: Driver = driver or PyCudaDriver()
         self._flavor = flavor
+        self._ranges = ranges
         self._plan: Loaded | None = None
         self._bindings: Bindings | None = None
         self._kernels: KernelCache | None = None
@@ -89,7 +92,7 @@ class TensorRTEngine:
             self._check_memory(where)
             if flavor.is_rtx and self._cache is not None:
                 self._kernels = KernelCache(self._cache, plan.key)
-            if self._graphs and not flavor.is_rtx:
+            if self._graphs:
                 self._capture = find_capture()
         log.info("%s loaded by %s %s", where, flavor.name, flavor.version)
 
@@ -123,6 +126,7 @@ class TensorRTEngine:
             self._new_context,
             lambda buffer: OutputAllocator(module, buffer),
             self._keep_kernels,
+            self._ranges,
         )
         rows = min(self._max_batch, bindings.max_batch)
         return TensorRTSlot(parts, rows, padded_sizes(rows) if self._graphs else ())
@@ -163,7 +167,11 @@ class TensorRTEngine:
         engine = self._plan.engine
         if flavor.is_rtx:
             options = engine.create_runtime_config()
-            if self._graphs:
+            if self._capture is not None:
+                # A graph keeps the kernels that it was captured with: they must be the final ones.
+                eager = flavor.module.DynamicShapesKernelSpecializationStrategy.EAGER
+                options.dynamic_shapes_kernel_specialization_strategy = eager
+            elif self._graphs:
                 strategy = flavor.module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
                 options.cuda_graph_strategy = strategy
             if self._kernels is not None:
@@ -197,7 +205,7 @@ class TensorRTEngine:
             )
 
 
-def make_engine(config: ModelConfig) -> TensorRTEngine:
+def make_engine(config: ModelConfig, *, ranges: Ranges = NO_RANGES) -> TensorRTEngine:
     """The engine of a model configuration, not yet loaded.
 
     A path that ends in .engine or .plan is a finished plan; an .onnx file is built first, or
@@ -216,6 +224,7 @@ def make_engine(config: ModelConfig) -> TensorRTEngine:
         slots=config.slots,
         pinned_limit_bytes=pinned_limit_bytes(),
         cache=cache,
+        ranges=ranges,
     )
 
 
