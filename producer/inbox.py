@@ -236,15 +236,15 @@ class Inbox:
         released: int = self._link.script("release", script_keys, args)
         return released
 
-    def disown(self, consumer: str, known: Sequence[Entry], lease_ms: int) -> int:
+    def disown(self, consumer: str, known: Sequence[Entry], lease_ms: int) -> list[bytes]:
         """Hands back what Redis delivered to us in answers that were lost: all but `known`.
 
-        Returns how many; rings if any. Their delivery does not count.
+        Returns their entry ids; rings if any. Their delivery does not count.
         """
         args: list[Any] = [GROUP, consumer, lease_ms * 2, BELL_TTL_MS, self._bell("answer lost")]
         args += [b"%d:%s" % (entry.stream, entry.entry_id) for entry in known]
         script_keys = (self.keys.bells, self._queue, *self.keys.streams)
-        disowned: int = self._link.script("disown", script_keys, args)
+        disowned: list[bytes] = self._link.script("disown", script_keys, args)
         return disowned
 
     def settle(self, settlements: Sequence[Settlement]) -> Settled:

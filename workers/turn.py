@@ -293,9 +293,9 @@ class Turn:
         known, lease_ms = self._ledger.entries(), self._limits.lease_ms
         disowned = self._inbox.disown(self._consumer, known, lease_ms)
         self._ledger.unsure = False
-        self._counters.released += disowned
-        if disowned:
-            log.info("handed back %d tasks that Redis had sent in vain", disowned)
+        # Their messages never came, so the entries' ids name them.
+        names = [entry_id.decode() for entry_id in disowned]
+        self._incidents.record(RELEASED, "answer_lost", names)
 
     def _set_clock(self, redis_now_ms: int) -> None:
         self._offset_ms = redis_now_ms - self._clock()
