@@ -40,7 +40,7 @@ def test_all_keys(tmp_path: Path) -> None:
     (config,) = load_models([tmp_path])
     assert config.path == Path("/models/a.plan")
     assert config.max_delay_ms == 0
-    assert config.slots == 3
+    assert config.slots == 4
     spec = config.model_spec(SPEC, 32)
     assert spec.name == "big"
     assert spec.inputs == SPEC.inputs

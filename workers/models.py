@@ -25,7 +25,7 @@ from workers.engines.hook_options import PostprocessOptions, PreprocessOptions
 from workers.tensorrt.options import BuildOptions
 
 #: Slots where the file names none: on a GPU, copies of one overlap the compute of another.
-_DEFAULT_SLOTS = {"onnxruntime": 1, "tensorrt": 3}
+_DEFAULT_SLOTS = {"onnxruntime": 1, "tensorrt": 4}
 
 
 class ModelConfig(BaseModel):
