@@ -87,7 +87,12 @@ class Rig:
         # All start at once; the clients need the published model only for their first submit.
         for number in range(CLIENTS):
             self.clients.append(self._client(number))
-        self.wait_for(lambda: self.inbox.look().workers >= WORKERS, _READY_S)
+        self.wait_for(self._ready, _READY_S)
+
+    def _ready(self) -> bool:
+        for one in self.supervisors:
+            one.check()
+        return self.inbox.look().workers >= WORKERS
 
     def fsync_always(self) -> None:
         """Redis answers only what is on its disk, where it keeps anything there."""

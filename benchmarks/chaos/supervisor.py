@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from workers.devices import parse_devices
 from workers.launch import Plan, launch, make_plans
 
 
@@ -20,7 +21,7 @@ def _plan(plan: Plan) -> Plan:
 def main() -> int:
     name, url, models, bulk_root = sys.argv[1:]
     plans = make_plans(
-        ["cpu"],
+        parse_devices("cpu"),
         redis_url=url,
         models=[Path(models)],
         bulk_roots=[Path(bulk_root)],
