@@ -264,7 +264,7 @@ class Client:
 
     def may_wait(self, model: str) -> bool:
         """True if a submit to `model` might wait now: for its spec, or for room in the client."""
-        return not (self._open and self._catalog.is_fresh(model) and self._outbox.has_room())
+        return not (self._open and self._catalog.is_fresh(model) and self._outbox.has_room(model))
 
     def models(self) -> list[ModelSpec]:
         """All published models, by name."""

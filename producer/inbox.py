@@ -255,6 +255,17 @@ class Inbox:
         released: int = self._link.script("release", script_keys, args)
         return released
 
+    def disown(self, consumer: str, known: Sequence[Entry], lease_ms: int) -> list[bytes]:
+        """Hands back what Redis delivered to us in answers that were lost: all but `known`.
+
+        Returns their entry ids; rings if any. Their delivery does not count.
+        """
+        args: list[Any] = [GROUP, consumer, lease_ms * 2, BELL_TTL_MS, self._bell("answer lost")]
+        args += [b"%d:%s" % (entry.stream, entry.entry_id) for entry in known]
+        script_keys = (self.keys.bells, self._queue, *self.keys.streams)
+        disowned: list[bytes] = self._link.script("disown", script_keys, args)
+        return disowned
+
     def settle(self, settlements: Sequence[Settlement]) -> Settled:
         """Answers, acknowledges and deletes, keeps dead letters, ends idempotency keys."""
         k = self.keys
@@ -304,10 +315,14 @@ class Inbox:
         self._link.client.zrem(self.keys.workers, consumer)
         self.sweep()
 
-    def sweep(self) -> int:
-        """Removes consumers of dead workers that hold nothing; returns how many."""
+    def sweep(self, lease_ms: int = 0) -> int:
+        """Removes consumers of dead workers that hold nothing; returns how many.
+
+        With `lease_ms` it also hands back what others of them hold, where by Redis' clock no
+        time has passed since: that clock was set back.
+        """
         script_keys = (self.keys.workers, *self.keys.streams)
-        removed: int = self._link.script("sweep", script_keys, [GROUP])
+        removed: int = self._link.script("sweep", script_keys, [GROUP, lease_ms * 2])
         return removed
 
     # The operator's side.

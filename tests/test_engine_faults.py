@@ -89,8 +89,8 @@ class Sender:
     def replies(self) -> list[Reply]:
         return [
             reply
-            for _, fields in self._redis.xrange(keys.reply(self._client))
-            for reply in decode_replies(fields[b"d"])
+            for blob in self._redis.lrange(keys.reply(self._client), 0, -1)
+            for reply in decode_replies(blob)
         ]
 
 

@@ -44,7 +44,7 @@ def test_all_keys(tmp_path: Path) -> None:
     spec = config.model_spec(SPEC, 32)
     assert spec.name == "big"
     assert spec.inputs == SPEC.inputs
-    assert (spec.max_batch, spec.max_rows_per_task, spec.cover_rows) == (32, 8, 32 * 5)
+    assert (spec.max_batch, spec.max_rows_per_task, spec.cover_rows) == (32, 8, 32 * 6)
     assert (spec.queue_max_rows, spec.queue_max_bytes, spec.max_task_bytes) == (
         1000,
         2_000_000,

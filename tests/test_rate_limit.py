@@ -127,7 +127,14 @@ def limit(inbox: Inbox, **values: float) -> None:
 def test_a_clock_that_goes_back_earns_nothing_and_takes_nothing(module_redis: redis.Redis) -> None:
     module_redis.flushdb()
     now_ms = 1_800_000_000_000
-    for at_ms, expected in ((now_ms, [0, 0]), (now_ms - 5000, [1000, 1000])):
+    hour_ms = 3_600_000
+    for at_ms, expected in (
+        (now_ms, [0, 0]),
+        (now_ms - 5000, [1000, 1000]),
+        # Otherwise nothing would be let in for an hour.
+        (now_ms - hour_ms, [0, 0]),
+        (now_ms - hour_ms, [1000, 1000]),
+    ):
         args = [at_ms, 1, 2, 1, 2, msgpack.packb([1, 1])]
         assert module_redis.eval(TAKE, 2, "b1", "b2", *args)[:2] == expected
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +12,9 @@ import redis
 
 from producer import keys
 from producer.connection import connect
-from producer.embedded import free_port, server_binary
+from producer.embedded import free_port
 from tests.support.processes import ROOT, until
+from tests.support.shell import Shell, programs
 from tests.support.tls import Pair, tls_in_front
 
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -25,64 +22,11 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
 REDIS, WORKER, SUBMIT, LOG, CERTIFICATES, STATUS = range(6)
 
 
-class Shell:
-    """One bash; what a command leaves running ends with it."""
-
-    def __init__(self, folder: Path, programs: Path) -> None:
-        self.output = folder / "shell.log"
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TRTQ_REDIS_")}
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                ["bash", "-e"],
-                cwd=folder,
-                env={**environment, "PATH": f"{programs}:{os.environ['PATH']}"},
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        self.blocks = 0
-        self.run("trap 'kill $(jobs -p); wait' EXIT")
-
-    @property
-    def text(self) -> str:
-        return self.output.read_text(errors="replace")
-
-    def run(self, block: str) -> None:
-        """Runs a block of commands to its end; one that fails fails the test."""
-        self.blocks += 1
-        mark = f"block-{self.blocks}-done"
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{block}\necho {mark}\n".encode())
-        self.process.stdin.flush()
-
-        def done() -> bool:
-            assert self.process.poll() is None, self.text
-            return mark in self.text
-
-        until(done, 60)
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-
-
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    server = server_binary()
-    trtq = f"PYTHONPATH={shlex.quote(str(ROOT))} exec {sys.executable} -m producer.cli"
-    for name, command in (
-        ("trtq", trtq),
-        ("redis-server", f"exec {server}"),
-        ("redis-cli", f"exec {server.with_name('redis-cli')}"),
-    ):
-        (programs / name).write_text(f'#!/bin/sh\n{command} "$@"\n')
-        (programs / name).chmod(0o755)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     np.save(tmp_path / "image.npy", np.zeros((1, 8, 8), np.float32))
-    made = Shell(tmp_path, programs)
+    made = Shell(tmp_path, programs(tmp_path))
     yield made
     made.close()
 

@@ -108,8 +108,8 @@ class Bench:
     def answers(self) -> list[str]:
         return [
             reply.task_id
-            for _, fields in self.connection.xrange(keys.reply("c"))
-            for reply in decode_replies(fields[b"d"])
+            for blob in self.connection.lrange(keys.reply("c"), 0, -1)
+            for reply in decode_replies(blob)
             if not reply.error_code
         ]
 

@@ -15,6 +15,8 @@ class Ledger:
         self._lock = threading.Lock()
         self._open: dict[tuple[int, bytes], Entry] = {}
         self._rows = 0
+        #: An answer of Redis was lost: it may have delivered entries that are not in here.
+        self.unsure = False
 
     def __len__(self) -> int:
         return len(self._open)

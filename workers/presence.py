@@ -169,7 +169,7 @@ class Presence:
             return
         self._swept_s = self._looped_s
         for model in self._models:
-            removed = model.inbox.sweep()
+            removed = model.inbox.sweep(self._lease_ms)
             if removed:
                 log.info("removed %d consumers of dead workers of %r", removed, model.spec.name)
 

@@ -85,6 +85,7 @@ class Turn:
         """Runs the turn; rings at its end if work is left that nobody covers."""
         started_ms = self._clock()
         try:
+            self._disown()
             # The first claim comes with the first call: from idle, each round trip is latency.
             room = self._limits.held_rows
             with self._ranges.open(CLAIM):
@@ -93,8 +94,10 @@ class Turn:
             self._work(started_ms, backlog=claimed >= room)
         except LINK_ERRORS as failure:
             log.warning("the turn on %r ends, Redis is away: %s", self._inbox.model, failure)
+            self._ledger.unsure = True
         self._finish()
         try:
+            self._disown()
             if self._inbox.leave(self._consumer):
                 log.debug("the turn on %r left work to another", self._inbox.model)
         except LINK_ERRORS as failure:
@@ -279,6 +282,20 @@ class Turn:
             gone = self._feed.withdraw(lambda h: (h.entry.stream, h.entry.entry_id) in lost)
             self._incidents.record(LOST, "lease_expired", [held.task.task_id for held in gone])
             self._ledger.closed([held.entry for held in gone])
+
+    def _disown(self) -> None:
+        """Hands back what was claimed by calls whose answers were lost.
+
+        Else it would wait for its lease, and count as a delivery that nobody survived.
+        """
+        if not self._ledger.unsure:
+            return
+        known, lease_ms = self._ledger.entries(), self._limits.lease_ms
+        disowned = self._inbox.disown(self._consumer, known, lease_ms)
+        self._ledger.unsure = False
+        # Their messages never came, so the entries' ids name them.
+        names = [entry_id.decode() for entry_id in disowned]
+        self._incidents.record(RELEASED, "answer_lost", names)
 
     def _set_clock(self, redis_now_ms: int) -> None:
         self._offset_ms = redis_now_ms - self._clock()

@@ -35,7 +35,10 @@ def worker(
             show_default="none: bulk jobs are refused",
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="First part of the workers' node names.")] = "",
+    name: Annotated[
+        str,
+        typer.Option(envvar="TRTQ_WORKER_NAME", help="First part of the workers' node names."),
+    ] = "",
     infer_threads: Annotated[
         int,
         typer.Option(min=0, help="Threads that serve the Celery task trtq.infer; 0: it is not."),

@@ -42,7 +42,7 @@ local function account(first, rows, added_rows, added_bytes, buckets, message)
   if covered == 0 then
     needed = 1
   elseif rows > covered * cover_rows then
-    needed = math.min(1, redis.call('ZCOUNT', KEYS[first + 2], now, '+inf') - covered)
+    needed = math.min(1, alive(KEYS[first + 2], now) - covered)
   end
   if needed > 0 then
     ring(bells, KEYS[first + 3], message, now, bell_ttl_ms)

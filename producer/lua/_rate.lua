@@ -1,12 +1,17 @@
 -- Token buckets, which bound how many rows a model takes in a time.
 -- A bucket's debt is the rows taken and not yet earned back; it admits rows while its debt with
 -- them is at most its burst. One that owes nothing needs no key, so a key expires when debt ends.
+-- One from a time more than this ahead was left before the clock of Redis' machine was set back.
+local MOST_AHEAD_MS = 60000
+
 local function open_bucket(key, rows_per_s, burst_rows, now)
   local bucket = {key = key, rows_per_ms = rows_per_s / 1000, burst_rows = burst_rows, debt_rows = 0, now = now}
   local state = redis.call('GET', key)
   if state then
     local debt_rows, at = cmsgpack.unpack(state)
-    bucket.debt_rows = math.max(0, debt_rows - math.max(0, now - at) * bucket.rows_per_ms)
+    if at <= now + MOST_AHEAD_MS then
+      bucket.debt_rows = math.max(0, debt_rows - math.max(0, now - at) * bucket.rows_per_ms)
+    end
   end
   return bucket
 end

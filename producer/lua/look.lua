@@ -7,8 +7,8 @@ local now = now_ms()
 local load = redis.call('HMGET', KEYS[4], 'rows', 'bytes')
 local answer = {
   0, now,
-  redis.call('ZCOUNT', bells, now, '+inf'), redis.call('ZCOUNT', turns, now, '+inf'),
-  redis.call('ZCOUNT', workers, now, '+inf'),
+  alive(bells, now), alive(turns, now),
+  alive(workers, now),
   tonumber(load[1] or 0), tonumber(load[2] or 0), redis.call('XLEN', KEYS[5]),
 }
 local uncovered = false
