@@ -25,7 +25,9 @@ from producer.errors import (
     QueueFull,
     RedisFull,
 )
+from producer.events import read_events
 from producer.keyed import task_key
+from producer.link import Link
 from producer.purge import purge
 from tests.support import models as onnx_models
 from tests.support.processes import ROOT, WorkerHandle, start_worker, until
@@ -174,11 +176,15 @@ def test_a_cancelled_task_frees_its_key(client: Client, other: Client, idle: str
     assert not again.done()
 
 
-def test_other_inputs_conflict_and_errors_of_a_run_are_kept(client: Client, other: Client) -> None:
+def test_other_inputs_conflict_and_errors_of_a_run_are_kept(
+    client: Client, other: Client, redis_url: str
+) -> None:
     client.submit("checksum", ROWS[4], key="conflict").result(20)
     error = other.submit("checksum", ROWS[5], key="conflict").exception(20)
     assert isinstance(error, KeyConflict)
     assert error.code == "key_conflict"
+    with redis.Redis.from_url(redis_url, protocol=2) as raw:
+        until(lambda: read_events(Link(raw), "checksum").get(("refused", "key_conflict")))
     bad = np.array([99], dtype=np.int64)
     failed = client.submit("failing", bad, key="bad")
     assert isinstance(failed.exception(20), EngineFailed)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from producer import Client, keys
 from producer.errors import ConfigError, QueueFull, RateLimited
+from producer.events import read_events
 from producer.inbox import Inbox
 from producer.limits import RateLimit
 from producer.link import Link
@@ -229,6 +230,8 @@ def test_a_worker_publishes_limits_and_clients_wait_or_are_told(
             assert isinstance(at_once, RateLimited)
             assert isinstance(at_once, QueueFull)
             assert 0 < at_once.retry_after_s <= 1
+            link = Link(connection)
+            until(lambda: read_events(link, "checksum").get(("refused", "rate_limited")))
             assert other.submit("checksum", rows[:4], timeout=0).result(10).shape == (4,)
             sums = onnx_models.checksum(rows).tolist()
             assert [int(ticket.result(30)) for ticket in patient] == sums
