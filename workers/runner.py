@@ -57,7 +57,7 @@ class BatchRunner:
                 return [done for held in batch for done in self.run(slot, [held])]
             return [self._run_by_row(slot, batch[0], failure)]
         rows = sum(held.rows for held in batch)
-        self._counters.batch(rows)
+        self._counters.batch(rows, self._engine.padded_rows(rows) - rows)
         self._stages.batch(rows)
         return settlements
 

@@ -85,13 +85,15 @@ class Runtime:
                 )
                 self._models[config.name] = served
                 served.start()
-            facts = {
+            facts: dict[str, Any] = {
                 "node": self._node_name,
                 "device": settings.device,
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "started": round(time.time(), 3),
             }
+            if settings.metrics_port:
+                facts["metrics_url"] = settings.metrics_url(facts["host"])
             presence = Presence(
                 self._redis,
                 self.consumer,

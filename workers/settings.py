@@ -58,6 +58,13 @@ class WorkerSettings(BaseSettings):
                 raise ValueError(f"{name!r} is no module name; separate names with commas")
         return value
 
+    def metrics_url(self, host: str) -> str:
+        """Where others reach /metrics of this process, whose machine is called `host`."""
+        address = self.metrics_host
+        if address in ("", "0.0.0.0", "::"):
+            address = host
+        return f"http://{f'[{address}]' if ':' in address else address}:{self.metrics_port}/metrics"
+
     @property
     def model_folders(self) -> list[Path]:
         """`models` as paths."""
