@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from producer.commands import bulk, engines, operate, queues, serve, submit
+from producer.commands import bulk, doctor, engines, operate, queues, serve, submit
 from producer.commands.shared import CommandGroup
 
 app = typer.Typer(
@@ -40,6 +40,12 @@ _add(engines.inspect, "trtq inspect digits.plan --json")
 _add(queues.models, "trtq models --redis-url redis://10.0.0.5:6379/0")
 _add(queues.status, "trtq status --watch")
 _add(queues.purge, "trtq purge digits --yes")
+_add(
+    doctor.doctor,
+    "trtq doctor --seconds 10",
+    "trtq doctor --model digits --run",
+    "trtq doctor --metrics http://10.0.0.5:9464/metrics --json",
+)
 _add(operate.exporter, "trtq exporter --port 9460")
 _add(serve.redis, "trtq redis --port 6379 --dir ./redis-data")
 
