@@ -218,6 +218,19 @@ def test_a_queue_without_a_worker(tmp_path: Path) -> None:
     assert "[no_worker]: 1 tasks wait and no live worker" in shown.stdout
 
 
+def test_a_worker_without_a_metrics_port(
+    doctor: Doctor, redis_url: str, folder: Path, tmp_path: Path
+) -> None:
+    onnx_models.write_config(tmp_path, "quiet", path=str(folder / "hooked.onnx"))
+    other = start_worker(redis_url, tmp_path, name="quiet")
+    try:
+        shown = doctor("--model", "quiet", "--seconds", 0.5)
+        assert "quiet: its workers' metrics were not read" in shown.stdout
+        assert shown.exit_code == 0
+    finally:
+        other.stop()
+
+
 def test_more_slots_than_cores(tmp_path: Path) -> None:
     onnx_models.slow_model(tmp_path / "slow.onnx", width=512, work=100)
     onnx_models.write_config(tmp_path, "slow", max_batch=32, threads=1, slots=4)

@@ -56,6 +56,9 @@ def diagnosis_view(diagnoses: Sequence[Diagnosis], seconds: float) -> Renderable
 def _model(one: Diagnosis, seconds: float) -> RenderableType:
     measures = one.measured.measures
     name = escape(one.model)
+    if measures.slots is None and measures.workers:
+        words = "its workers' metrics were not read: start them with --metrics-port"
+        return Group(f"[bold]{name}[/]: {words}", *_words(one.findings), "")
     if not measures.tasks_per_s and not one.findings:
         return f"[bold]{name}[/]: nothing ran within {seconds:.1f} s and nothing waits\n"
     facts = [
@@ -101,7 +104,7 @@ def _chart(measured: Measured) -> list[RenderableType]:
 
 def _words(findings: Sequence[Finding]) -> list[RenderableType]:
     if not findings:
-        return ["[green]healthy[/]: no rule found anything"]
+        return ["[green]healthy[/]: no finding"]
     lines: list[RenderableType] = []
     for place, finding in enumerate(findings):
         title = "bottleneck" if place == 0 else "also"
