@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-from producer.commands import bulk, doctor, engines, operate, queues, serve, submit
+from producer.commands import bulk, dead, doctor, engines, operate, queues, serve, submit
 from producer.commands.shared import CommandGroup
 
 app = typer.Typer(
@@ -20,11 +20,20 @@ app = typer.Typer(
 )
 
 
-def _add(command: Callable[..., None], *examples: str) -> None:
+dead_app = typer.Typer(
+    no_args_is_help=True, help="Look at tasks that were given up, put them back, or drop them."
+)
+app.add_typer(dead_app, name="dead")
+
+
+def _add(
+    command: Callable[..., None], *examples: str, to: typer.Typer = app, name: str | None = None
+) -> None:
     # typer keeps the line breaks of a docstring's later paragraphs; terminals wrap better. A blank
     # line keeps lines of an epilog apart.
     text = [" ".join(part.split()) for part in (inspect.getdoc(command) or "").split("\n\n")]
-    app.command(help="\n\n".join(text), epilog="\n\n".join(("Example:", *examples)))(command)
+    epilog = "\n\n".join(("Example:", *examples))
+    to.command(name, help="\n\n".join(text), epilog=epilog)(command)
 
 
 _add(serve.worker, "trtq worker --devices 0,1 --models configs/models --bulk-root /data")
@@ -46,6 +55,14 @@ _add(
     "trtq doctor --model digits --run",
     "trtq doctor --metrics http://10.0.0.5:9464/metrics --json",
 )
+_add(dead.list_letters, "trtq dead list digits --json", to=dead_app, name="list")
+_add(
+    dead.show,
+    "trtq dead show digits 1760000000000-0 --output inputs.npz",
+    to=dead_app,
+)
+_add(dead.requeue, "trtq dead requeue digits 1760000000000-0", to=dead_app)
+_add(dead.drop, "trtq dead drop digits --all --yes", to=dead_app)
 _add(operate.exporter, "trtq exporter --port 9460")
 _add(serve.redis, "trtq redis --port 6379 --dir ./redis-data")
 

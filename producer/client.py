@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 import threading
@@ -35,6 +36,8 @@ from producer.spec import ModelSpec
 from producer.task import InferenceTask, RowReference
 from producer.ticket import Ticket, cancelled
 from producer.wire import decode_replies, encode_task
+
+log = logging.getLogger("trtq.client")
 
 
 class Client:
@@ -287,7 +290,10 @@ class Client:
 
     def _remove(self, ticket: Ticket, entry_id: bytes) -> bool:
         with named_errors(self.redis_url):
-            return Inbox(self._link, ticket.model).cancel(ticket.priority, entry_id) == 1
+            removed = Inbox(self._link, ticket.model).cancel(ticket.priority, entry_id) == 1
+        if removed:
+            log.info("task %s of model %r is cancelled [unclaimed]", ticket.task_id, ticket.model)
+        return removed
 
     def _task(
         self, rows: int, deadline: float | None, *, store: bool, **body: Any

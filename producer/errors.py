@@ -82,6 +82,12 @@ class UnknownModel(InvalidInput):
     code = "unknown_model"
 
 
+class UnknownDeadLetter(InvalidInput):
+    """No dead letter of that id: never there, dropped, requeued or expired."""
+
+    code = "unknown_dead_letter"
+
+
 class WrongInputName(InvalidInput):
     """An input is missing, or the model has none of that name."""
 
@@ -215,6 +221,12 @@ class PoisonTask(TaskFailed):
     """The task was delivered too often without an answer: it probably kills its worker."""
 
     code = "poison_task"
+
+
+class BatchTimeout(TaskFailed, TimeoutError):
+    """The engine ran this task alone for longer than the model's `batch_timeout_s`."""
+
+    code = "batch_timeout"
 
 
 class BulkError(TrtqError):

@@ -30,7 +30,10 @@ class ModelKeys(NamedTuple):
     workers: str
     load: str
     cancelled: str
-    dead: str
+    dead_letters: str
+    dead_bytes: str
+    holders: str
+    events: str
 
     @property
     def streams(self) -> tuple[str, str, str]:
@@ -53,8 +56,13 @@ def model_keys(model: str) -> ModelKeys:
     base = f"trtq:{{{check_name(model)}}}"
     return ModelKeys(
         *(f"{base}:in:{priority}" for priority in PRIORITIES),
-        *(f"{base}:{part}" for part in ("bells", "turns", "workers", "load", "cancelled", "dead")),
+        *(f"{base}:{part}" for part in ModelKeys._fields[len(PRIORITIES) :]),
     )
+
+
+def old_dead(model: str) -> str:
+    """A list that earlier releases kept; `trtq purge` removes it."""
+    return f"trtq:{{{model}}}:dead"
 
 
 def seen(model: str, priority: str, client: str) -> str:

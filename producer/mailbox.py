@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from producer import keys
 from producer.connection import LINK_ERRORS, PASSING_ERRORS
 from producer.errors import ClientClosed, DeadlineExceeded, TrtqError, WireError
+from producer.events import count_event
 from producer.inbox import REPLY_TTL_S
 from producer.link import Link
 from producer.ticket import Ticket
@@ -116,7 +118,7 @@ class Mailbox:
                 now_s = self._clock()
                 due = now_s >= next_sweep_s
             if due:
-                self._sweep(now_s)
+                self._sweep(now_s, reachable=failures == 0)
                 next_sweep_s = now_s + _SWEEP_S
 
     def _next(self, last: bytes) -> Any:
@@ -138,8 +140,9 @@ class Mailbox:
         except WireError as failure:
             log.error("an unreadable reply was skipped: %s", failure)
 
-    def _sweep(self, now_s: float) -> None:
+    def _sweep(self, now_s: float, *, reachable: bool) -> None:
         late = [t for t in list(self._open.values()) if now_s > t.deadline_s + self._grace_s]
+        unanswered: Counter[str] = Counter()
         for ticket in late:
             self._open.pop(ticket.task_id, None)
             ticket.fail(
@@ -148,11 +151,19 @@ class Mailbox:
                     "deadline: no worker ran it in time, or Redis lost it"
                 )
             )
+            log.warning(
+                "task %s of model %r has no answer [deadline]", ticket.task_id, ticket.model
+            )
+            unanswered[ticket.model] += 1
+        for model, times in unanswered.items() if reachable else ():
+            count_event(self._link, model, "unanswered", "deadline", times)
 
     def _fail_all(self, error: TrtqError) -> None:
         while self._open:
             _, ticket = self._open.popitem()
-            ticket.fail(error)
+            if ticket.fail(error):
+                task_id, model = ticket.task_id, ticket.model
+                log.info("task %s of model %r is given up [%s]", task_id, model, error.code)
 
 
 def _after(entry_id: bytes) -> bytes:

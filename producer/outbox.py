@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import redis
 
 from producer.connection import LINK_ERRORS, redis_full
 from producer.errors import QueueFull, RedisUnavailable, TrtqError
+from producer.events import count_event
 from producer.inbox import Inbox
 from producer.link import Link
 from producer.spec import ModelSpec
@@ -65,6 +67,7 @@ class Outbox:
         self._room = threading.Condition()
         self._inboxes: dict[str, Inbox] = {}
         self._flush = 0
+        self._refused: Counter[tuple[str, str]] = Counter()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: TrtqError | None = None
@@ -91,6 +94,8 @@ class Outbox:
             while not self.has_room():
                 left = letter.give_up_s - self._clock()
                 if left <= 0 or self._failure is not None:
+                    task_id, model = letter.ticket.task_id, letter.spec.name
+                    log.info("task %s of model %r is refused [client_full]", task_id, model)
                     raise QueueFull(
                         f"{self._max_unsent} tasks of this client wait to be sent to Redis; "
                         "submit less at once or allow a longer timeout"
@@ -134,6 +139,7 @@ class Outbox:
                 groups.setdefault((letter.spec.name, letter.ticket.priority), []).append(letter)
             for group in groups.values():
                 carried += self._send_in_parts(group)
+            self._count_refused()
             if len(carried) >= len(letters) and carried:
                 self._stop.wait(_FULL_RETRY_S)
 
@@ -243,7 +249,17 @@ class Outbox:
 
     def _refuse(self, letter: Letter, error: TrtqError) -> None:
         self._on_refused(letter.ticket)
-        letter.ticket.fail(error)
+        if not letter.ticket.fail(error):
+            return
+        model = letter.spec.name
+        log.info("task %s of model %r is refused [%s]", letter.ticket.task_id, model, error.code)
+        if not isinstance(error, RedisUnavailable):
+            self._refused[model, error.code] += 1
+
+    def _count_refused(self) -> None:
+        refused, self._refused = self._refused, Counter()
+        for (model, code), times in refused.items():
+            count_event(self._link, model, "refused", code, times)
 
 
 def _full(spec: ModelSpec) -> QueueFull:

@@ -186,7 +186,7 @@ def test_a_task_that_no_worker_survives_is_poison(
         until(lambda: poison.accepted() and good.accepted())
         # Two workers take it and die: once among others, once alone.
         (taken,) = inbox.claim("dies", 1).entries
-        (again,) = until(lambda: inbox.reclaim("dies-alone", 1, 1, 1, True))
+        (again,) = until(lambda: inbox.reclaim("dies-alone", 1, 1, 1, True).entries)
         assert taken.entry_id == again.entry_id == poison.entry_id
         worker = start_worker(server.url, folder, lease_ms="500", max_deliveries="1")
         assert isinstance(poison.exception(30), PoisonTask)

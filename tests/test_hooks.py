@@ -33,6 +33,7 @@ from workers.engines.hooks import HookedEngine, InputBuffers
 from workers.executor import Executor
 from workers.feed import Feed
 from workers.files import RowFiles
+from workers.incidents import Incidents
 from workers.metrics import Counters
 from workers.runner import BatchRunner
 from workers.stages import Stages
@@ -409,7 +410,10 @@ class Bench:
             max_rows_per_task=64,
         )
         files = RowFiles([])
-        self.runner = BatchRunner(engine, self.spec, files, Counters(), self.stages, Clock())
+        counters = Counters()
+        self.runner = BatchRunner(
+            engine, self.spec, files, counters, self.stages, Incidents("m", counters), Clock()
+        )
         self.slot = engine.make_slot()
         self.slot.activate()
 
@@ -469,10 +473,12 @@ def warmed(engine: HookedEngine) -> None:
         max_batch=8,
         max_rows_per_task=8,
     )
-    runner = BatchRunner(engine, spec, RowFiles([]), Counters(), Stages(), Clock())
+    counters = Counters()
+    incidents = Incidents("m", counters)
+    runner = BatchRunner(engine, spec, RowFiles([]), counters, Stages(), incidents, Clock())
     feed = Feed(8, 2.0, Clock())
     executor = Executor(
-        engine, spec, feed, runner, 2, lambda done, urgent: None, lambda reason: None
+        engine, spec, feed, runner, 2, lambda done, urgent: None, lambda reason: None, incidents
     )
     try:
         executor.start(timeout_s=30)

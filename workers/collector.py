@@ -19,7 +19,6 @@ from workers.served import Served
 from workers.stages import QUEUE_WAIT, HistogramState
 
 _MS = 1000.0
-_EVENTS = ("expired", "cancelled", "dropped", "reclaimed", "released", "poisoned", "corrupt")
 
 
 class WorkerCollector(Collector):
@@ -46,7 +45,9 @@ class WorkerCollector(Collector):
 
 def _process(runtime: Runtime | None, device: str) -> Iterator[Metric]:
     up = GaugeMetricFamily(
-        "trtq_worker_healthy", "1 while every thread of the worker lives.", labels=["device"]
+        "trtq_worker_healthy",
+        "1 while every thread of the worker lives and none hangs.",
+        labels=["device"],
     )
     up.add_metric([device], float(liveness(runtime).ok))
     yield up
@@ -77,9 +78,8 @@ def _counters(models: list[Served]) -> Iterator[Metric]:
     )
     events = CounterMetricFamily(
         "trtq_task_events",
-        "Tasks expired, cancelled, dropped (answered before), reclaimed (from a dead worker), "
-        "released (handed back), poisoned or corrupt.",
-        labels=["model", "event"],
+        "What happened to tasks besides a result, by reason; docs/failures.md lists all.",
+        labels=["model", "event", "reason"],
     )
     rows = CounterMetricFamily("trtq_rows", "Rows that have run.", labels=["model"])
     padded = CounterMetricFamily(
@@ -100,8 +100,8 @@ def _counters(models: list[Served]) -> Iterator[Metric]:
         busy.add_metric([name], served.feed.busy_ms / _MS)
         for code, count in sorted(served.stages.failures().items()):
             failed.add_metric([name, code], count)
-        for event in _EVENTS:
-            events.add_metric([name, event], getattr(counts, event))
+        for (event, reason), count in sorted(served.incidents.counts().items()):
+            events.add_metric([name, event, reason], count)
     yield from (answered, failed, events, rows, padded, batches, busy)
 
 

@@ -46,6 +46,8 @@ class ModelConfig(BaseModel):
     slots: int = Field(default=1, ge=1, le=16)
     #: Most rows of one task, which is never split over batches; default `max_batch`.
     max_rows_per_task: int | None = Field(default=None, ge=1)
+    #: How long one run of a batch may take before its worker is replaced; 0 or None: for ever.
+    batch_timeout_s: float | None = Field(default=60.0, ge=0, allow_inf_nan=False)
     forbid_nan: bool = False
     queue_max_rows: int = Field(default=100_000, ge=1)
     queue_max_bytes: int = Field(default=256 << 20, ge=1)
@@ -86,6 +88,11 @@ class ModelConfig(BaseModel):
                 f"{self.max_task_bytes}: raise it"
             )
         return self
+
+    @property
+    def batch_timeout_ms(self) -> float | None:
+        """`batch_timeout_s` in ms; None where a run may take for ever."""
+        return self.batch_timeout_s * 1000 if self.batch_timeout_s else None
 
     def model_spec(self, engine_spec: EngineSpec, capacity: int | None) -> ModelSpec:
         """What clients are told about the loaded model.

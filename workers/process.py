@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -24,12 +25,15 @@ from workers.models import ModelConfig, load_models
 from workers.observe import Observer
 from workers.runtime import Runtime
 from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings
+from workers.watchdog import FreezeGuard
 
 log = logging.getLogger("trtq.process")
 
 EXIT_FATAL = 70
 #: What an orphan's warm stop may take beyond its drain grace before it kills itself.
 _ORPHAN_MARGIN_S = 10.0
+#: How long no thread may run, beyond the longest batch timeout, before the process is ended.
+_FREEZE_MARGIN_S = 10.0
 
 
 class WorkerProcess:
@@ -95,6 +99,7 @@ class WorkerProcess:
                     served,
                     on_fatal=self._end,
                     others_wait=_others_wait,
+                    freeze_guard=_freeze_guard(served),
                 )
                 self._runtime.start()
             if INFER_QUEUE in queues:
@@ -112,7 +117,7 @@ class WorkerProcess:
             sys.exit(EXIT_FATAL)
 
     def _end(self, reason: str) -> None:
-        """A thread that the worker cannot do without has died: ends the process with EXIT_FATAL.
+        """A thread that the worker needs has died or hangs: ends the process with EXIT_FATAL.
 
         The supervisor starts a new one. Called in any thread.
         """
@@ -138,6 +143,9 @@ class WorkerProcess:
         if self._runtime is not None:
             if not self._runtime.close():
                 log.error("the turn outlived the drain grace; its tasks will be run again")
+            if self._runtime.hung:
+                # Handlers and destructors of an engine in use may hang as well.
+                atexit.register(_exit_at_once)
             self._runtime = None
         if self._client is not None:
             self._client.close()
@@ -189,6 +197,16 @@ def watch_supervisor(
     thread = threading.Thread(target=watch, name="trtq-supervisor", daemon=True)
     thread.start()
     return thread
+
+
+def _freeze_guard(served: list[ModelConfig]) -> FreezeGuard:
+    timeouts_s = [config.batch_timeout_s or 0.0 for config in served]
+    return FreezeGuard(max(timeouts_s) + _FREEZE_MARGIN_S if all(timeouts_s) else None)
+
+
+def _exit_at_once() -> None:
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
 
 
 def _check_device(configs: list[ModelConfig], device: str) -> None:

@@ -22,12 +22,17 @@ from workers.presence import Presence
 from workers.ranges import Ranges, import_nvtx
 from workers.served import Served
 from workers.settings import WorkerSettings
+from workers.watchdog import FreezeGuard, Watchdog
 
 log = logging.getLogger("trtq.runtime")
 
 
 class Runtime:
-    """The models of one worker process. `on_fatal(reason)` is called when a thread of it died."""
+    """The models of one worker process.
+
+    `on_fatal(reason)` is called when a thread of it died or hangs; `freeze_guard` ends the process
+    when not even that can be. `clock` gives ms and never goes back.
+    """
 
     def __init__(
         self,
@@ -37,12 +42,14 @@ class Runtime:
         on_fatal: Callable[[str], None],
         others_wait: Callable[[], bool],
         clock: Callable[[], float] = lambda: time.monotonic() * 1000,
+        freeze_guard: FreezeGuard | None = None,
     ) -> None:
         self._settings = settings
         self._configs = list(configs)
         self._on_fatal = on_fatal
         self._others_wait = others_wait
         self._clock = clock
+        self._freeze_guard = freeze_guard or FreezeGuard(None)
         # The same node started again is another consumer: what the old one held runs out.
         self.consumer = f"{node_name}.{secrets.token_hex(3)}"
         self._node_name = node_name
@@ -50,6 +57,8 @@ class Runtime:
         self._stopping = threading.Event()
         self._turn = threading.Lock()
         self._presence: Presence | None = None
+        self._watchdog: Watchdog | None = None
+        self._hung = False
         self._turned_ms: float | None = None
 
     def start(self) -> None:
@@ -85,6 +94,14 @@ class Runtime:
                 )
                 self._models[config.name] = served
                 served.start()
+            self._watchdog = Watchdog(
+                list(self._models.values()),
+                self._clock,
+                self._on_fatal,
+                self._on_fatal,
+                self._freeze_guard,
+            )
+            self._watchdog.start()
             facts: dict[str, Any] = {
                 "node": self._node_name,
                 "device": settings.device,
@@ -144,6 +161,16 @@ class Runtime:
         return self._presence
 
     @property
+    def watchdog(self) -> Watchdog | None:
+        """Who looks for runs that hang; None until every model is warm."""
+        return self._watchdog
+
+    @property
+    def hung(self) -> bool:
+        """True once `close` had to leave a slot's thread behind that still uses its engine."""
+        return self._hung
+
+    @property
     def turn_age_s(self) -> float | None:
         """Seconds since the last turn ended, 0 while one runs, None before the first."""
         if self._turn.locked():
@@ -160,8 +187,10 @@ class Runtime:
         drained = self._turn.acquire(timeout=self._settings.drain_grace_s)
         if self._presence is not None:
             self._presence.close()
+        if self._watchdog is not None:
+            self._watchdog.close()
         for served in self._models.values():
-            served.close()
+            self._hung |= not served.close()
         self._models = {}
         if hasattr(self, "_files"):
             self._files.close()

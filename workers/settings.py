@@ -8,6 +8,8 @@ from pathlib import Path
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from producer.letters import LetterLimits
+
 #: A process that ended with this would end so again (os.EX_CONFIG): it is not restarted.
 EXIT_CONFIG = 78
 #: Environment variable: the file descriptor that ends with the supervisor (see workers/launch.py).
@@ -41,6 +43,11 @@ class WorkerSettings(BaseSettings):
     drain_grace_s: float = Field(default=30.0, gt=0)
     #: How often a worker says that it lives and looks for work that nobody covers.
     heartbeat_s: float = Field(default=1.0, gt=0)
+    #: Dead letters kept for each model: how many, bytes of them all, and for how long after the
+    #: last one.
+    dead_max_tasks: int = Field(default=LetterLimits().tasks, ge=1)
+    dead_max_bytes: int = Field(default=LetterLimits().bytes, ge=1)
+    dead_ttl_s: int = Field(default=LetterLimits().ttl_s, ge=1)
 
     #: Show stages as NVTX ranges to a profiler; needs the package nvtx.
     nvtx: bool = False
@@ -64,6 +71,11 @@ class WorkerSettings(BaseSettings):
         if address in ("", "0.0.0.0", "::"):
             address = host
         return f"http://{f'[{address}]' if ':' in address else address}:{self.metrics_port}/metrics"
+
+    @property
+    def letter_limits(self) -> LetterLimits:
+        """The three `dead_` settings."""
+        return LetterLimits(self.dead_max_tasks, self.dead_max_bytes, self.dead_ttl_s)
 
     @property
     def model_folders(self) -> list[Path]:

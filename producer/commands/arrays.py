@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from producer.errors import FileFormat, FileMissing, InvalidInput
+from producer.errors import FileFormat, FileMissing, InvalidInput, OutputFailed
+from producer.inputs import to_arrays
+from producer.task import Tensor
 
+_MEMBER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,199}")
 _NPY, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 
 
@@ -68,6 +72,22 @@ def write_outputs(path: Path, outputs: Any) -> None:
         raise InvalidInput(
             f"--output {str(path)!r}: the model has outputs {sorted(named)}, use a .npz"
         )
+
+
+def write_tensors(path: Path, tensors: tuple[Tensor, ...]) -> None:
+    """A task's inputs as .npz, by name. Raises InvalidInput, OutputFailed."""
+    for tensor in tensors:
+        # Names came from a client; those of an archive's members are paths to whoever unpacks it.
+        if not _MEMBER.fullmatch(tensor.name):
+            raise InvalidInput(f"--output: input name {tensor.name[:100]!a} is not fit for a file")
+    try:
+        with zipfile.ZipFile(path, "w") as archive:
+            for tensor in tensors:
+                with archive.open(f"{tensor.name}.npy", "w", force_zip64=True) as member:
+                    array = to_arrays((tensor,), single=False)
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+    except OSError as failure:
+        raise OutputFailed(f"{str(path)!r} cannot be written: {failure.strerror}") from None
 
 
 def to_json(outputs: Any) -> str:

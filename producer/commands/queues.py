@@ -45,7 +45,7 @@ def status(
     """Show queues and workers.
 
     high, normal and low count tasks, also those that workers hold ("running"); oldest is the age
-    of the oldest task; dead counts messages kept because nobody could be told about them.
+    of the oldest task; dead counts dead letters, see `trtq dead list`.
     """
     if watch:
         _watch(redis_url, interval)
@@ -94,7 +94,10 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     redis_url: RedisUrl = DEFAULT_URL,
 ) -> None:
-    """Remove a model's tasks that no worker holds; their senders get Cancelled."""
+    """Remove a model's tasks that no worker holds, and its dead letters.
+
+    The senders of the tasks get Cancelled.
+    """
     with open_client(redis_url) as client:
         client.spec(model)
     if not yes:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from producer.client import Client
+    from producer.config import ProducerSettings
 
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
 
@@ -102,16 +103,21 @@ def stdout() -> Console:
 def open_client(redis_url: str) -> Iterator[Client]:
     """A started client; raises ConfigError, RedisUnavailable."""
     from producer.client import Client
+
+    with Client(settings=read_settings(redis_url), name="cli") as client:
+        yield client
+
+
+def read_settings(redis_url: str) -> ProducerSettings:
+    """The settings in the environment; raises ConfigError for one that is wrong."""
     from producer.config import ProducerSettings
 
     try:
-        settings = ProducerSettings(redis_url=redis_url)
+        return ProducerSettings(redis_url=redis_url)
     except ValidationError as failure:
         wrong = failure.errors(include_url=False)[0]
         name = "TRTQ_" + "_".join(map(str, wrong["loc"])).upper()
         raise ConfigError(f"{name}={wrong['input']!r}: {wrong['msg']}") from None
-    with Client(settings=settings, name="cli") as client:
-        yield client
 
 
 @contextmanager

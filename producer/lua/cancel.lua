@@ -1,5 +1,5 @@
 -- Cancels one task: removed at once if no worker holds it, else left for its worker to see.
--- KEYS  stream, cancelled, load    ARGV  group, entry id, expiry of the mark in ms, stream index
+-- KEYS  stream, cancelled, load, events    ARGV  group, entry id, expiry of the mark in ms, stream index
 -- Returns 1 removed, 0 marked, -1 already answered.
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
 local found = redis.call('XRANGE', stream, id, id)[1]
@@ -17,12 +17,13 @@ end
 local rows, bytes = 1, 0
 for field = 1, #found[2], 2 do
   if found[2][field] == 'r' then
-    rows = tonumber(found[2][field + 1])
+    rows = tonumber(found[2][field + 1]) or 1
   else
     bytes = #found[2][field + 1]
   end
 end
 redis.call('XDEL', stream, id)
-redis.call('HINCRBY', KEYS[3], 'rows', -rows)
-redis.call('HINCRBY', KEYS[3], 'bytes', -bytes)
+redis.call('HINCRBY', KEYS[3], 'rows', 0 - rows)
+redis.call('HINCRBY', KEYS[3], 'bytes', 0 - bytes)
+redis.call('HINCRBY', KEYS[4], 'cancelled:unclaimed', 1)
 return 1

@@ -82,11 +82,30 @@ def start_worker(
     **env: str,
 ) -> WorkerHandle:
     """Starts `celery -A workers.app worker`; `env` adds TRTQ_ variables, lower case without it."""
-    variables = {f"TRTQ_{key.upper()}": value for key, value in env.items()}
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", f"{name}@%h"]
     command += ["-P", pool, "-c", str(concurrency), "--without-gossip", "--without-mingle"]
     command += ["--loglevel", "info"] + (["-Q", queues] if queues else [])
     log = log or models / f"worker-{name}-{time.monotonic_ns()}.log"
+    handle = _start(command, redis_url, models, log, env)
+    if wait:
+        try:
+            handle.wait_ready()
+        except BaseException:
+            handle.process.kill()
+            raise
+    return handle
+
+
+def start_supervised(redis_url: str, models: Path, app: str, **env: str) -> WorkerHandle:
+    """Starts the supervisor with one worker of `app`; the handle is the supervisor's."""
+    command = [sys.executable, "-m", "tests.support.supervised", app, redis_url, str(models)]
+    return _start(command, redis_url, models, models / f"{time.monotonic_ns()}.log", env)
+
+
+def _start(
+    command: list[str], redis_url: str, models: Path, log: Path, env: dict[str, str]
+) -> WorkerHandle:
+    variables = {f"TRTQ_{key.upper()}": value for key, value in env.items()}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -101,11 +120,4 @@ def start_worker(
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    handle = WorkerHandle(process, log)
-    if wait:
-        try:
-            handle.wait_ready()
-        except BaseException:
-            process.kill()
-            raise
-    return handle
+    return WorkerHandle(process, log)
