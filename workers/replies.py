@@ -16,6 +16,7 @@ from producer.entries import Settled
 from producer.errors import RedisUnavailable
 from producer.inbox import Inbox, Settlement
 from workers.incidents import DEAD_DROPPED, DROPPED, REPLY_RETRIED, Incidents, task_name
+from workers.logs import logged_with
 from workers.metrics import Counters
 from workers.ranges import NO_RANGES, Ranges
 from workers.stages import REPLY, Stages
@@ -106,7 +107,8 @@ class Replier:
 
     def _guarded(self) -> None:
         try:
-            self._run()
+            with logged_with(model=self._inbox.model):
+                self._run()
         except BaseException as failure:
             log.exception("the replies of model %r died", self._inbox.model)
             self._on_death(f"the replies of model {self._inbox.model!r} died: {failure!r}")

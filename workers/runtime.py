@@ -137,9 +137,15 @@ class Runtime:
             before, started_ms = served.counters.copy(), self._clock()
             served.turn(self._stopping.is_set, self._others_wait)
             self._turned_ms = self._clock()
-            return _summary(
+            summary = _summary(
                 model, served.counters.since(before), (self._clock() - started_ms) / 1000
             )
+        log.info(
+            "turn on %r: %d tasks in %d batches, %.3f s",
+            *(summary[name] for name in ("model", "tasks", "batches", "seconds")),
+            extra=summary,
+        )
+        return summary
 
     def request_stop(self) -> None:
         """Turns end soon: nothing more is claimed, what runs is finished and answered."""

@@ -114,6 +114,7 @@ class Served:
             config.name,
             config.slots,
             self.spec.max_batch,
+            extra={"model": config.name},
         )
 
     def turn(self, stopping: Callable[[], bool], others_wait: Callable[[], bool]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -51,6 +52,9 @@ class WorkerSettings(BaseSettings):
 
     #: Show stages as NVTX ranges to a profiler; needs the package nvtx.
     nvtx: bool = False
+
+    #: Format of the log: Celery's text, or one JSON object a record.
+    log_format: Literal["text", "json"] = "text"
 
     #: Port of /metrics, /healthz, /readyz and /drain; 0: none. `trtq worker` counts it up.
     metrics_port: int = Field(default=0, ge=0, le=65535)

@@ -9,10 +9,11 @@ import logging
 from typing import Any
 
 import numpy as np
-from celery import Celery, Task
+from celery import Celery, Task, current_task
 
 from producer.errors import InvalidInput, WrongDtype
 from producer.keys import INFER_TASK, SERVE_TASK
+from workers.logs import logged_with
 from workers.process import WorkerProcess
 
 log = logging.getLogger("trtq.tasks")
@@ -24,7 +25,8 @@ def register(app: Celery, process: WorkerProcess) -> None:
     def serve(model: str, reason: str = "") -> dict[str, Any]:
         """One turn: claims, batches, runs and answers tasks of `model` until none is left."""
         try:
-            return process.runtime.turn(model, reason)
+            with logged_with(model=model, turn_id=str(current_task.request.id)):
+                return process.runtime.turn(model, reason)
         except BaseException as failure:
             log.exception("the turn on %r failed", model)
             return {"model": model, "error": f"{type(failure).__name__}: {failure}"}
