@@ -28,6 +28,8 @@ class ProducerSettings(BaseSettings):
     spec_ttl_s: float = Field(default=5.0, ge=0)
     #: How long connecting to Redis may take at start.
     connect_timeout_s: float = Field(default=5.0, gt=0)
+    #: Make spans of OpenTelemetry for submitted tasks; needs the extra `tracing`.
+    tracing: bool = False
 
 
 def redact(url: str) -> str:

@@ -22,6 +22,7 @@ from workers.presence import Presence
 from workers.ranges import Ranges, import_nvtx
 from workers.served import Served
 from workers.settings import WorkerSettings
+from workers.tracing import TracingOwner
 from workers.watchdog import FreezeGuard, Watchdog
 
 log = logging.getLogger("trtq.runtime")
@@ -54,6 +55,7 @@ class Runtime:
         self.consumer = f"{node_name}.{secrets.token_hex(3)}"
         self._node_name = node_name
         self._models: dict[str, Served] = {}
+        self._tracing = TracingOwner(on=settings.tracing, node=node_name)
         self._stopping = threading.Event()
         self._turn = threading.Lock()
         self._presence: Presence | None = None
@@ -68,6 +70,7 @@ class Runtime:
         """
         settings = self._settings
         nvtx = import_nvtx() if settings.nvtx else None
+        self._tracing.start()
         self._redis = connect(settings.redis_url)
         link = Link(self._redis)
         self._files = RowFiles(settings.bulk_folders)
@@ -91,6 +94,7 @@ class Runtime:
                     self._clock,
                     self._on_fatal,
                     shown,
+                    self._tracing.of(config.name),
                 )
                 self._models[config.name] = served
                 served.start()
@@ -198,6 +202,7 @@ class Runtime:
         for served in self._models.values():
             self._hung |= not served.close()
         self._models = {}
+        self._tracing.close()
         if hasattr(self, "_files"):
             self._files.close()
             self._redis.close()

@@ -53,6 +53,9 @@ class WorkerSettings(BaseSettings):
     #: Show stages as NVTX ranges to a profiler; needs the package nvtx.
     nvtx: bool = False
 
+    #: Make spans of OpenTelemetry for tasks whose clients trace them; needs the extra `tracing`.
+    tracing: bool = False
+
     #: Format of the log: Celery's text, or one JSON object a record.
     log_format: Literal["text", "json"] = "text"
 
