@@ -2,7 +2,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu check bench clean
+.PHONY: demo test test-gpu ops-test check bench flower secrets stack fuzz clean
+
+FLOWER_ADDRESS ?= 127.0.0.1
+FLOWER_PORT ?= 5555
 
 $(VENV)/.made: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +24,9 @@ test: $(VENV)/.made
 test-gpu: $(VENV)/.made
 	$(BIN)/python -m pytest -v tests/gpu
 
+ops-test: $(VENV)/.made
+	$(BIN)/python -m pytest -v tests/ops tests/test_deployment.py
+
 check: $(VENV)/.made
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -30,6 +36,21 @@ check: $(VENV)/.made
 bench: $(VENV)/.made
 	$(BIN)/python -m benchmarks.overhead --json benchmarks-overhead.json
 	$(BIN)/python -m benchmarks.efficiency --json benchmarks-efficiency.json
+
+# Guided by coverage where atheris (the extra `fuzz`) is installed; FUZZ_SECONDS=3600 for longer.
+FUZZ_SECONDS ?= 300
+fuzz: $(VENV)/.made
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --json fuzz.json
+
+flower: $(VENV)/.made
+	$(BIN)/celery -A workers.app flower --conf=configs/flowerconfig.py \
+		--address=$(FLOWER_ADDRESS) --port=$(FLOWER_PORT)
+
+secrets: $(VENV)/.made
+	$(BIN)/python -m examples.make_secrets
+
+stack: $(VENV)/.made
+	$(BIN)/python -m examples.stack
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.* demo-output

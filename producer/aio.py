@@ -23,7 +23,7 @@ class AsyncClient:
         self,
         redis_url: str | None = None,
         *,
-        name: str = "client",
+        name: str | None = None,
         settings: ProducerSettings | None = None,
     ) -> None:
         self._client = Client(redis_url, name=name, settings=settings)
@@ -104,9 +104,9 @@ class AsyncClient:
                 future.cancel()
                 await self.cancel(ticket)
 
-    async def result(self, task_id: str) -> Any:
+    async def result(self, task_id: str, *, by_name: bool = False) -> Any:
         """As `Client.result`."""
-        return await asyncio.to_thread(self._client.result, task_id)
+        return await asyncio.to_thread(self._client.result, task_id, by_name=by_name)
 
     async def spec(self, model: str) -> ModelSpec:
         """As `Client.spec`."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -24,6 +26,29 @@ dead_app = typer.Typer(
     no_args_is_help=True, help="Look at tasks that were given up, put them back, or drop them."
 )
 app.add_typer(dead_app, name="dead")
+
+
+def _show_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        version = metadata.version("trtq")
+    except metadata.PackageNotFoundError:
+        version = "of a source tree that is not installed"
+    typer.echo(f"trtq {version}")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def _add(
@@ -64,6 +89,10 @@ _add(
 _add(dead.requeue, "trtq dead requeue digits 1760000000000-0", to=dead_app)
 _add(dead.drop, "trtq dead drop digits --all --yes", to=dead_app)
 _add(operate.exporter, "trtq exporter --port 9460")
+_add(
+    operate.acl,
+    "trtq acl --admin root --worker gpu --producer web --passwords secrets --generate > users.acl",
+)
 _add(serve.redis, "trtq redis --port 6379 --dir ./redis-data")
 
 

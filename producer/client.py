@@ -18,9 +18,11 @@ from producer import keys
 from producer.catalog import Catalog
 from producer.config import ProducerSettings
 from producer.connection import connect, named_errors
+from producer.durations import positive_seconds, waiting_seconds
 from producer.errors import (
     ClientClosed,
     ConfigError,
+    CorruptMessage,
     InvalidInput,
     MessageTooLarge,
     ResultMissing,
@@ -32,6 +34,7 @@ from producer.keys import PRIORITIES
 from producer.link import Link
 from producer.mailbox import Mailbox
 from producer.outbox import Letter, Outbox
+from producer.quote import quoted
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, RowReference
 from producer.ticket import Ticket, cancelled
@@ -44,22 +47,25 @@ log = logging.getLogger("trtq.client")
 class Client:
     """A connection to trtq. Thread-safe; one is enough for a process.
 
-    `redis_url` goes before `settings.redis_url` (which reads TRTQ_REDIS_URL). `name` becomes the
-    first part of the client's id, for logs and access rules. Use it as a context manager, or
-    call `start` and `close`. After a fork, make a new client in the child.
+    `redis_url` goes before `settings.redis_url` (which reads TRTQ_REDIS_URL). The client's id is
+    `<name>.<hex>`; access rules and logs know it by `name`, which comes from here, from
+    `settings.client_name` (TRTQ_CLIENT_NAME), from the user of the Redis URL, or is "client".
+    Use it as a context manager, or call `start` and `close`. After a fork, make a new client in
+    the child.
     """
 
     def __init__(
         self,
         redis_url: str | None = None,
         *,
-        name: str = "client",
+        name: str | None = None,
         settings: ProducerSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or ProducerSettings()
-        self.redis_url = redis_url or self.settings.redis_url
-        self._name = keys.check_name(name)
+        self.redis_url = self.settings.url_for(redis_url)
+        self._name = name or self.settings.name_at(self.redis_url, "client")
+        keys.check_client_name(self._name)
         self._clock = clock
         self._ticket_lock = threading.Lock()
         self._start_lock = threading.Lock()
@@ -67,7 +73,11 @@ class Client:
         self._forked = False
 
     def start(self) -> Client:
-        """Connects; raises RedisUnavailable if Redis does not answer, ConfigError for a bad URL."""
+        """Connects.
+
+        Raises RedisUnavailable if Redis does not answer, ConfigError for a bad URL, AccessDenied
+        and TlsFailed (both ConfigError).
+        """
         with self._start_lock:
             if self._open:
                 return self
@@ -91,7 +101,8 @@ class Client:
                 self._mailbox.forget,
                 lambda: self._mailbox.open_tickets,
             )
-            self._mailbox.start()
+            with named_errors(self.redis_url):
+                self._mailbox.start()
             self._outbox.start()
             _tell_child(self)
             self._open = True
@@ -237,10 +248,11 @@ class Client:
             for ticket in tickets.values():
                 ticket.cancel()
 
-    def result(self, task_id: str) -> Any:
+    def result(self, task_id: str, *, by_name: bool = False) -> Any:
         """The stored result of a task submitted with `store=True`, always with its batch axis.
 
-        Raises the task's own error, or ResultMissing if there is none (yet, or any more).
+        `by_name` gives a dict by output name also for a model with one output. Raises the task's
+        own error, ResultMissing if there is none (yet, or any more), CorruptMessage.
         """
         self._check_open()
         with named_errors(self.redis_url):
@@ -251,10 +263,15 @@ class Client:
                 "or expired"
             )
         assert isinstance(blob, bytes)
-        (reply,) = decode_replies(blob)
+        try:
+            (reply,) = decode_replies(blob)
+        except ValueError:
+            raise CorruptMessage(f"what is stored of task {task_id!r} is not one reply") from None
         if reply.error_code:
             raise from_code(reply.error_code, reply.error_message)
-        return to_arrays(reply.outputs, single=False) if reply.outputs else reply.row_errors
+        if not reply.outputs:
+            return reply.row_errors
+        return to_arrays(reply.outputs, single=False, by_name=by_name)
 
     def spec(self, model: str) -> ModelSpec:
         """What `model` takes and gives; raises UnknownModel, RedisUnavailable, ClientClosed."""
@@ -292,7 +309,9 @@ class Client:
 
     def _remove(self, ticket: Ticket, entry_id: bytes) -> bool:
         with named_errors(self.redis_url):
-            removed = Inbox(self._link, ticket.model).cancel(ticket.priority, entry_id) == 1
+            inbox = Inbox(self._link, ticket.model)
+            rows, size_bytes = ticket.rows, ticket.size_bytes
+            removed = inbox.cancel(ticket.priority, entry_id, rows, size_bytes) == 1
         if removed:
             log.info("task %s of model %r is cancelled [unclaimed]", ticket.task_id, ticket.model)
         return removed
@@ -300,13 +319,13 @@ class Client:
     def _task(
         self, rows: int, deadline: float | None, *, store: bool, **body: Any
     ) -> InferenceTask:
-        seconds = self.settings.default_deadline_s if deadline is None else deadline
-        if not seconds > 0:
-            raise InvalidInput(f"deadline {deadline!r}: give seconds from now, more than 0")
+        seconds = positive_seconds(
+            "deadline", self.settings.default_deadline_s if deadline is None else deadline
+        )
         return InferenceTask(
             f"{self.client_id}-{next(self._numbers):x}",
             rows,
-            ttl_ms=max(1, min(int(seconds * 1000), 2**52)),
+            ttl_ms=max(1, int(seconds * 1000)),
             store_s=self.settings.store_s if store else 0,
             **body,
         )
@@ -338,7 +357,10 @@ class Client:
         try:
             place = PRIORITIES.index(priority)
         except ValueError:
-            raise InvalidInput(f"priority {priority!r}: use one of {PRIORITIES}") from None
+            raise InvalidInput(f"priority {quoted(priority)}: use one of {PRIORITIES}") from None
+        seconds = waiting_seconds(
+            "timeout", self.settings.default_timeout_s if timeout is None else timeout
+        )
         frame = encode_task(task)
         if len(frame) > spec.max_task_bytes:
             raise MessageTooLarge(
@@ -346,7 +368,6 @@ class Client:
                 f"has {len(frame)}; send fewer rows a task or raise max_task_bytes"
             )
         now = self._clock()
-        seconds = self.settings.default_timeout_s if timeout is None else timeout
         ticket = Ticket(
             task.task_id,
             spec.name,
@@ -355,6 +376,8 @@ class Client:
             now + task.ttl_ms / 1000,
             self,
             self._ticket_lock,
+            task.rows,
+            len(frame),
         )
         self._mailbox.expect(ticket)
         try:

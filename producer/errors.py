@@ -34,6 +34,18 @@ class ConfigError(TrtqError):
     code = "config"
 
 
+class AccessDenied(ConfigError):
+    """Redis refused the login, a command or a key to this user."""
+
+    code = "access_denied"
+
+
+class TlsFailed(ConfigError):
+    """The encrypted connection to Redis is not to be trusted: the server's certificate, or ours."""
+
+    code = "tls_failed"
+
+
 class MissingExtra(ConfigError):
     """A feature needs a package of an optional extra that is not installed."""
 

@@ -132,13 +132,16 @@ class Inbox:
         answer = self._link.script("add", script_keys, args)
         return bool(answer[0]), answer[1:]
 
-    def cancel(self, priority: int, entry_id: bytes) -> int:
-        """1: removed before anyone claimed it. 0: its worker is told. -1: already answered."""
+    def cancel(self, priority: int, entry_id: bytes, rows: int, size_bytes: int) -> int:
+        """1: removed before anyone claimed it. 0: its worker is told. -1: already answered.
+
+        `rows` and `size_bytes` of the task, as they were added.
+        """
         k = self.keys
         removed: int = self._link.script(
             "cancel",
             (k.streams[priority], k.cancelled, k.load, k.events),
-            [GROUP, entry_id, CANCEL_MARK_MS, priority],
+            [GROUP, entry_id, CANCEL_MARK_MS, priority, rows, size_bytes],
         )
         return removed
 
@@ -243,19 +246,25 @@ class Inbox:
         k = self.keys
         replies: dict[str, int] = {}
         facts: list[Any] = []
-        kept: list[Any] = []
+        kept: list[tuple[int, Settlement]] = []
         for number, s in enumerate(settlements):
             place = -1 if s.client is None else replies.setdefault(s.client, len(replies))
             entry = s.entry
             size = len(entry.frame) if entry.frame else 0
             facts += (entry.stream, entry.entry_id, place, s.rows, size)
             if s.result_key or s.letter:
-                kept.append((number, s.result_key, s.store_s, s.letter or ""))
+                kept.append((number, s))
         # One argument for all small facts: each argument costs both sides about a microsecond.
-        args = [GROUP, REPLY_TTL_S, self._letters, _packed(facts), _packed(kept)]
-        args += [s.reply for s in settlements]
         script_keys = [k.load, k.cancelled, k.dead_letters, k.dead_bytes, k.holders, *k.streams]
         script_keys += [keys.reply(client) for client in replies]
+        rest: list[Any] = []
+        for number, s in kept:
+            if s.result_key:
+                script_keys.append(s.result_key)
+            place = len(script_keys) if s.result_key else 0
+            rest.append((number, place, s.store_s, s.letter or ""))
+        args = [GROUP, REPLY_TTL_S, self._letters, _packed(facts), _packed(rest)]
+        args += [s.reply for s in settlements]
         answered, dropped, old = self._link.script("settle", script_keys, args)
         return Settled(answered, tuple(dropped), old_letters(old))
 

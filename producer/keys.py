@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from producer.errors import InvalidInput
+from producer.quote import quoted
 
 PRIORITIES = ("high", "normal", "low")
 GROUP = "workers"
@@ -17,6 +18,7 @@ INFER_TASK = "trtq.infer"
 INFER_QUEUE = "trtq.infer"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_CLIENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class ModelKeys(NamedTuple):
@@ -41,12 +43,31 @@ class ModelKeys(NamedTuple):
         return (self.high, self.normal, self.low)
 
 
+def is_name(name: str) -> bool:
+    """True if `name` can be a model's."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> str:
     """A model's name as given, or InvalidInput: it becomes part of keys and queue names."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInput(
-            f"model name {name!r}: use 1 to 100 letters, digits, '.', '_' or '-', "
+            f"model name {quoted(name)}: use 1 to 100 letters, digits, '.', '_' or '-', "
             "starting with a letter or digit"
+        )
+    return name
+
+
+def check_client_name(name: str) -> str:
+    """A client's name as given, or InvalidInput.
+
+    It holds no dot: in a client's id one follows the name, so that the access rules of `alice`
+    do not fit a client named `alice.b`.
+    """
+    if not isinstance(name, str) or not _CLIENT_NAME.fullmatch(name):
+        raise InvalidInput(
+            f"client name {name!r}: use 1 to 64 letters, digits, '_' or '-', starting with a "
+            "letter or digit"
         )
     return name
 
@@ -71,7 +92,7 @@ def seen(model: str, priority: str, client: str) -> str:
 
 
 def reply(client: str) -> str:
-    """The client's own stream of replies."""
+    """The client's own list of replies."""
     return f"trtq:reply:{client}"
 
 

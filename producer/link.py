@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 import redis
+from redis.exceptions import NoPermissionError
 
 from producer.scripts import script
 
@@ -26,6 +27,12 @@ class Link:
 
     def call(self, *command: Any) -> Any:
         """The plain RESP2 answer of one command; raises redis-py's errors."""
+        try:
+            return self._exchange(command)
+        except NoPermissionError as failure:
+            raise _denied(failure, command[:12]) from failure
+
+    def _exchange(self, command: tuple[Any, ...]) -> Any:
         connection = self._take()
         try:
             connection.send_packed_command(connection.pack_command(*command), check_health=False)
@@ -48,10 +55,12 @@ class Link:
         text, digest = known
         try:
             try:
-                return self.call("EVALSHA", digest, len(script_keys), *script_keys, *args)
+                return self._exchange(("EVALSHA", digest, len(script_keys), *script_keys, *args))
             except redis.exceptions.NoScriptError:
-                return self.call("EVAL", text, len(script_keys), *script_keys, *args)
+                return self._exchange(("EVAL", text, len(script_keys), *script_keys, *args))
         except redis.exceptions.ResponseError as failure:
+            if _is_denied(failure):
+                raise _denied(failure, ("script", name, "on", *script_keys)) from failure
             if is_out_of_memory(failure):
                 raise redis.exceptions.OutOfMemoryError(str(failure)) from failure
             raise
@@ -71,6 +80,20 @@ class Link:
                 broken = self._idle.pop()
             except IndexError:
                 return
+
+
+def _is_denied(failure: redis.exceptions.ResponseError) -> bool:
+    # Redis wraps what a command in a script is refused for into a text of its own.
+    text = str(failure)
+    return (
+        isinstance(failure, NoPermissionError)
+        or "user executing the script can't" in text
+        or "ACL failure in script" in text
+    )
+
+
+def _denied(failure: Exception, command: tuple[Any, ...]) -> NoPermissionError:
+    return NoPermissionError(f"{failure} ({' '.join(map(str, command))})")
 
 
 def is_out_of_memory(failure: redis.exceptions.ResponseError) -> bool:

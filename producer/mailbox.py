@@ -1,7 +1,8 @@
-"""The client's reply stream and the one thread that reads it.
+"""The client's list of replies and the one thread that reads it.
 
-A stream and not a list: reading does not remove, so a reply that was on its way when the
-connection broke is read again. Tickets ignore what they had before.
+Reading does not remove, so a reply that was on its way when the connection broke is read again;
+tickets ignore what they had before. A list, because Redis' access rules give a user its commands
+on all of its keys: whoever may read a stream of replies could read a model's stream of tasks too.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+
+import redis
 
 from producer import keys
-from producer.connection import LINK_ERRORS, PASSING_ERRORS
+from producer.connection import PASSING_ERRORS, access_denied
 from producer.errors import ClientClosed, DeadlineExceeded, TrtqError, WireError
 from producer.events import count_event
-from producer.inbox import REPLY_TTL_S
 from producer.link import Link
 from producer.ticket import Ticket
 from producer.wire import decode_replies
 
 log = logging.getLogger("trtq.mailbox")
 
-_BLOCK_MS = 500
+_BLOCK_S = 0.5
 _SWEEP_S = 0.5
 _READ_COUNT = 64
-_TRIM_BYTES = 4 << 20
+#: The first bytes of a reply hold its task's id, so they tell it from others.
+_HEAD_BYTES = 256
+_FULL_RETRY_S = 0.02
 _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -46,7 +49,8 @@ class Mailbox:
         self._failure: TrtqError | None = None
 
     def start(self) -> None:
-        """Starts the reader."""
+        """Starts the reader; raises redis-py's errors if it could not read."""
+        self._next()
         self._thread = threading.Thread(target=self._guarded, name="trtq-mailbox", daemon=True)
         self._thread.start()
 
@@ -66,7 +70,7 @@ class Mailbox:
         return len(self._open)
 
     def close(self) -> None:
-        """Stops the reader, fails what is open, deletes the stream."""
+        """Stops the reader, fails what is open, empties the list."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=10)
@@ -74,9 +78,9 @@ class Mailbox:
         self._failure = ClientClosed("the client was closed before the task was answered")
         self._fail_all(self._failure)
         try:
-            self._link.call("DEL", self._key)
-        except LINK_ERRORS as failure:
-            log.debug("the reply stream will expire by itself: %s", failure)
+            self._link.call("LTRIM", self._key, 1, 0)
+        except PASSING_ERRORS as failure:
+            log.debug("the replies will expire by themselves: %s", failure)
 
     def _guarded(self) -> None:
         try:
@@ -87,49 +91,42 @@ class Mailbox:
             self._fail_all(self._failure)
 
     def _read(self) -> None:
-        last = b"0"
-        trimmed = last
-        read_bytes = 0
+        head, count = b"", 0
         failures = 0
-        now_s = self._clock()
-        next_sweep_s, renewed_s = now_s + _SWEEP_S, now_s
+        next_sweep_s = self._clock() + _SWEEP_S
         while not self._stop.is_set():
             try:
-                for entry_id, (_, blob, *_) in self._next(last):
+                replies = self._next(head, count) or self._wait()
+                for blob in replies:
                     self._deliver(blob)
-                    last = entry_id
-                    read_bytes += len(blob)
-                now_s = self._clock()
-                due = now_s >= next_sweep_s
-                if last != trimmed and (due or read_bytes >= _TRIM_BYTES):
-                    self._trim(last)
-                    trimmed, read_bytes, renewed_s = last, 0, now_s
-                elif now_s - renewed_s > REPLY_TTL_S / 10:
-                    self._link.call("EXPIRE", self._key, REPLY_TTL_S)
-                    renewed_s = now_s
+                head, count = (replies[0][:_HEAD_BYTES], len(replies)) if replies else (b"", 0)
                 failures = 0
             except PASSING_ERRORS as failure:
-                # A restarted Redis may number from an earlier time: read from the start again.
-                last = trimmed = b"0"
+                if isinstance(failure, redis.exceptions.NoPermissionError):
+                    self._fail_all(access_denied(failure))
                 if failures == 0:
                     log.warning("lost Redis while waiting for replies: %s", failure)
                 self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
-                now_s = self._clock()
-                due = now_s >= next_sweep_s
-            if due:
+            now_s = self._clock()
+            if now_s >= next_sweep_s:
                 self._sweep(now_s, reachable=failures == 0)
                 next_sweep_s = now_s + _SWEEP_S
 
-    def _next(self, last: bytes) -> Any:
-        command = ("XREAD", "COUNT", _READ_COUNT, "BLOCK", _BLOCK_MS, "STREAMS", self._key, last)
-        answer = self._link.call(*command)
-        return answer[0][1] if answer else ()
+    def _next(self, head: bytes = b"", count: int = 0) -> list[bytes]:
+        """Removes the `count` replies that were read, the first with `head`; what is next."""
+        found: list[bytes] = self._link.script("replies", (self._key,), [head, count, _READ_COUNT])
+        return found
 
-    def _trim(self, last: bytes) -> None:
-        """Removes what was read, now and then: for each read it would cost as much as reading."""
-        self._link.call("XTRIM", self._key, "MINID", _after(last))
-        self._link.call("EXPIRE", self._key, REPLY_TTL_S)
+    def _wait(self) -> list[bytes]:
+        """The first reply once there is one, left where it is."""
+        try:
+            first = self._link.call("BLMOVE", self._key, self._key, "LEFT", "LEFT", _BLOCK_S)
+        except redis.exceptions.OutOfMemoryError:
+            # Redis at maxmemory refuses every command that might write more, this one too.
+            self._stop.wait(_FULL_RETRY_S)
+            return self._next()
+        return [] if first is None else [first]
 
     def _deliver(self, blob: bytes) -> None:
         try:
@@ -164,8 +161,3 @@ class Mailbox:
             if ticket.fail(error):
                 task_id, model = ticket.task_id, ticket.model
                 log.info("task %s of model %r is given up [%s]", task_id, model, error.code)
-
-
-def _after(entry_id: bytes) -> bytes:
-    milliseconds, _, number = entry_id.partition(b"-")
-    return b"%s-%d" % (milliseconds, int(number) + 1)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import redis
 
-from producer.connection import LINK_ERRORS, redis_full
+from producer.connection import LINK_ERRORS, PASSING_ERRORS, access_denied, redis_full
 from producer.errors import QueueFull, RedisUnavailable, TrtqError
 from producer.events import count_event
 from producer.inbox import Inbox
@@ -197,7 +197,9 @@ class Outbox:
                 self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
             except redis.exceptions.ResponseError as failure:
-                error = RedisUnavailable(f"Redis refused the task: {failure}")
+                error: TrtqError = RedisUnavailable(f"Redis refused the task: {failure}")
+                if isinstance(failure, redis.exceptions.NoPermissionError):
+                    error = access_denied(failure)
                 for letter in letters:
                     self._refuse(letter, error)
                 return []
@@ -229,8 +231,8 @@ class Outbox:
         entry_id = letter.ticket.entry_id
         assert entry_id is not None
         try:
-            inbox.cancel(letter.ticket.priority, entry_id)
-        except LINK_ERRORS as failure:
+            inbox.cancel(letter.ticket.priority, entry_id, letter.rows, len(letter.frame))
+        except PASSING_ERRORS as failure:
             log.warning("task %s was not taken back: %s", letter.ticket.task_id, failure)
 
     def _expired(self, letters: list[Letter], failure: BaseException) -> bool:

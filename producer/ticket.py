@@ -45,6 +45,8 @@ class Ticket:
         "entry_id",
         "model",
         "priority",
+        "rows",
+        "size_bytes",
         "task_id",
     )
 
@@ -57,11 +59,15 @@ class Ticket:
         deadline_s: float,
         canceller: Canceller,
         lock: threading.Lock,
+        rows: int = 1,
+        size_bytes: int = 0,
     ) -> None:
         self.task_id = task_id
         self.model = model
         self.priority = priority
         self.deadline_s = deadline_s
+        self.rows = rows
+        self.size_bytes = size_bytes
         self.entry_id: bytes | None = None
         self._single = single
         self._canceller = canceller

@@ -190,7 +190,7 @@ def test_a_frame_larger_than_all_letters_is_left_out_and_says_so(connection: red
 
 def test_a_requeued_task_is_a_new_one(queue: Queue, connection: redis.Redis) -> None:
     letter = queue.die("c-1", frame_of("c-1", 2), rows=2, priority=0)
-    told = connection.xlen(keys.reply("c"))
+    told = connection.llen(keys.reply("c"))
     done = queue.letters.requeue(letter, deadline_s=5)
     assert len(queue.letters) == 0
     assert connection.exists(queue.inbox.keys.dead_bytes) == 0
@@ -208,7 +208,7 @@ def test_a_requeued_task_is_a_new_one(queue: Queue, connection: redis.Redis) -> 
     queue.inbox.settle(
         [Settlement(entry, 2, "requeued", encode_reply(Reply(task.task_id, error_code="x")))]
     )
-    assert connection.xlen(keys.reply("c")) == told
+    assert connection.llen(keys.reply("c")) == told
     assert queue.inbox.look().rows == 0
     with pytest.raises(UnknownDeadLetter):
         queue.letters.requeue(letter)
@@ -344,14 +344,14 @@ def test_from_poison_to_a_stored_result(
         assert np.load(tmp_path / "inputs.npz")["x"].tolist() == [row.tolist()]
         document = json.loads(run("dead", "show", "checksum", task_id, "--json").stdout)
         assert document["inputs"] == [{"name": "x", "dtype": "uint8", "shape": [1, 16]}]
-        answers = raw.xlen(keys.reply("gone.ab"))
+        answers = raw.llen(keys.reply("gone.ab"))
         requeued = run("dead", "requeue", "checksum", task_id)
         assert requeued.exit_code == 0, requeued.output
         new_id = requeued.stdout.strip()
         until(lambda: raw.exists(keys.result(new_id)))
         result = run("result", new_id)
         assert json.loads(result.stdout) == onnx_models.checksum(row[None]).tolist()
-        assert raw.xlen(keys.reply("gone.ab")) == answers
+        assert raw.llen(keys.reply("gone.ab")) == answers
         assert json.loads(run("dead", "list", "--json").stdout) == []
         assert "no dead letters" in run("dead", "list").stdout
 

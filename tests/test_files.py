@@ -1,5 +1,6 @@
 import errno
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,129 @@ def test_what_is_no_usable_file(root: Path, files: RowFiles) -> None:
             read(files, root / f"{name}.npy")
         with pytest.raises(OutputMismatch, match=name):
             files.write_rows(f"{root}/{name}.npy", 0, np.ones((1, 3), np.float32), SPEC)
+
+
+def write(files: RowFiles, path: Path | str) -> None:
+    files.write_rows(str(path), 0, np.full((1, 3), 7, np.float32), SPEC)
+
+
+def swap_for_symlink(path: Path, target: Path) -> None:
+    path.rename(path.with_name("moved"))
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("use", [read, write])
+@pytest.mark.parametrize("swapped", ["folder", "folder/inner", "folder/inner/a.npy"])
+def test_a_symlink_that_comes_after_the_check_is_not_followed(
+    root: Path,
+    tmp_path: Path,
+    files: RowFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    swapped: str,
+    use: Any,
+) -> None:
+    inside, outside = root / "folder" / "inner", tmp_path / "folder" / "inner"
+    for folder in (inside, outside):
+        folder.mkdir(parents=True)
+        saved(folder / "a.npy")
+    before = (outside / "a.npy").read_bytes()
+    check = files._allowed
+
+    def swap_after_check(path: str) -> Any:
+        checked = check(path)
+        swap_for_symlink(root / swapped, tmp_path / swapped)
+        return checked
+
+    monkeypatch.setattr(files, "_allowed", swap_after_check)
+    with pytest.raises((PathNotAllowed, FileMissing)):
+        use(files, inside / "a.npy")
+    assert (outside / "a.npy").read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["symlink", "pipe"])
+def test_what_comes_between_the_last_look_and_the_opening(
+    root: Path, tmp_path: Path, files: RowFiles, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    saved(root / "a.npy")
+    saved(tmp_path / "a.npy")
+    look = os.stat
+
+    def swap_after_look(*arguments: Any, **options: Any) -> Any:
+        found = look(*arguments, **options)
+        if "dir_fd" in options and arguments[0] == "a.npy" and not (root / "moved").exists():
+            if kind == "symlink":
+                swap_for_symlink(root / "a.npy", tmp_path / "a.npy")
+            else:
+                (root / "a.npy").rename(root / "moved")
+                os.mkfifo(root / "a.npy")
+        return found
+
+    monkeypatch.setattr(os, "stat", swap_after_look)
+    with pytest.raises(PathNotAllowed if kind == "symlink" else FileMissing):
+        read(files, root / "a.npy")
+
+
+def test_a_folder_that_flips_all_the_time_never_leads_outside(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    for folder, value in ((root / "real", 1), (outside, 666)):
+        folder.mkdir()
+        np.save(folder / "a.npy", np.full((4, 3), value, np.float32))
+    (root / "link").symlink_to(outside)
+    stop = threading.Event()
+
+    def flip() -> None:
+        while not stop.is_set():
+            for name in ("real", "link"):
+                os.rename(root / name, root / "flip")
+                os.rename(root / "flip", root / name)
+
+    thread = threading.Thread(target=flip)
+    thread.start()
+    seen = set()
+    try:
+        for _ in range(500):
+            files = RowFiles([root])
+            try:
+                seen.add(float(read(files, root / "flip" / "a.npy")[0, 0]))
+            except (PathNotAllowed, FileMissing) as refused:
+                seen.add(type(refused).__name__)
+            finally:
+                files.close()
+    finally:
+        stop.set()
+        thread.join(10)
+    assert 666.0 not in seen
+    assert len(seen) > 1
+
+
+def test_devices_and_sockets_are_no_files(root: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(root / "socket"))
+        with pytest.raises(FileMissing, match="regular"):
+            read(RowFiles([root]), root / "socket")
+    for device in ("/dev/zero", "/dev/null", "/dev/tty"):
+        with pytest.raises(FileMissing):
+            read(RowFiles([Path("/dev")]), device)
+        with pytest.raises(FileMissing):
+            write(RowFiles([Path("/dev")]), device)
+
+
+def test_paths_beyond_the_limits_of_the_system(root: Path, files: RowFiles) -> None:
+    for path in (f"{root}/{'a/' * 3000}b.npy", f"{root}/{'b' * 5000}", f"{root}/{'../' * 3000}etc"):
+        with pytest.raises((PathNotAllowed, FileMissing)):
+            read(files, path)
+        with pytest.raises((PathNotAllowed, FileMissing)):
+            write(files, path)
+
+
+def test_no_descriptor_is_left_after_refusals(root: Path, files: RowFiles) -> None:
+    (root / "folder").mkdir()
+    (root / "text.npy").write_text("no array")
+    before = open_files()
+    for name in ("none.npy", "folder", "text.npy", "folder/none.npy", "text.npy/a.npy", "."):
+        with pytest.raises((FileMissing, FileFormat)):
+            read(files, root / name)
+    assert open_files() == before
 
 
 def test_ranges_and_buffers(root: Path, files: RowFiles) -> None:

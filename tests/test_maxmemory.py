@@ -62,7 +62,7 @@ def test_the_queue_works_at_maxmemory_except_for_adding(raw: redis.Redis) -> Non
     done = [Settlement(e, 1, "c", b"r", "trtq:result:c-1", 9, LETTER) for e in (first, again)]
     assert inbox.settle(done).answered == 2
     assert ids[3] is not None
-    assert inbox.cancel(1, ids[3]) == 1
+    assert inbox.cancel(1, ids[3], 1, 1) == 1
     inbox.leave("w")
     inbox.heal(1)
     assert inbox.sweep() > 0

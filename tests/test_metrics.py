@@ -93,6 +93,7 @@ def test_metrics_count_what_was_run(redis_url: str, url: str) -> None:
     assert value(samples, "trtq_unanswered_rows", **label) == 0
     assert value(samples, "trtq_tasks_failed_total", model="failing", reason="engine_failed") == 1
     assert value(samples, "trtq_worker_healthy", device="cpu") == 1
+    assert value(samples, "trtq_worker_ready", device="cpu") == 1
     assert samples["process_resident_memory_bytes", ()] > 1 << 20
 
 
@@ -222,6 +223,7 @@ def test_a_worker_whose_slot_thread_died_is_not_healthy(
         assert probe(f"{url}/readyz")[0] == 503
         samples = scrape(f"{url}/metrics")
         assert value(samples, "trtq_worker_healthy", device="cpu") == 0
+        assert value(samples, "trtq_worker_ready", device="cpu") == 0
 
 
 def test_a_worker_without_redis_lives_but_is_not_ready(

@@ -1,7 +1,8 @@
-"""What is shipped: imports, wheel, compose file, and documentation that is complete."""
+"""What is shipped: imports, wheel, and documentation that is complete."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -9,10 +10,10 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from producer.config import ProducerSettings
@@ -24,13 +25,6 @@ from workers.settings import WorkerSettings
 LUA = sorted((ROOT / "producer" / "lua").glob("*.lua"))
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 HEAVY = {"celery", "kombu", "onnxruntime", "tensorrt", "pycuda", "torch", "pyarrow", "workers"}
-
-
-@pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
-    """The compose file."""
-    loaded: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
-    return loaded
 
 
 def test_import_producer_is_light() -> None:
@@ -45,6 +39,47 @@ def test_import_producer_is_light() -> None:
     loaded = {name.partition(".")[0] for name in json.loads(answer.stdout.splitlines()[-1])}
     assert "producer" in loaded
     assert not loaded & HEAVY
+
+
+def brought_by(requirements: list[str]) -> set[str]:
+    """Names of the distributions that installing `requirements` brings."""
+    found: set[str] = set()
+    waiting = [(Requirement(text), "") for text in requirements]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for wanted in requirement.extras or {""}:
+            if (label := f"{name}[{wanted}]") not in found:
+                found |= {name, label}
+                brought = importlib.metadata.requires(name) or []
+                waiting += [(Requirement(text), wanted) for text in brought]
+    return found
+
+
+def test_workers_and_flower_import_with_what_is_declared() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    code = (
+        # redis-py imports it where it is installed, and does without it where it is not.
+        "import json, sys; sys.modules['opentelemetry'] = None; before = set(sys.modules); "
+        "import workers.app, workers.consumer; "
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True, timeout=60
+    )
+    imported = {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+    owners = importlib.metadata.packages_distributions()
+    declared = brought_by(project["dependencies"])
+    missing = {
+        name: owners[name]
+        for name in imported & owners.keys() - {"producer", "workers"}
+        if not declared & {canonicalize_name(owner) for owner in owners[name]}
+    }
+    assert "kombu" in imported
+    assert not missing
 
 
 @pytest.mark.parametrize("file", LUA, ids=lambda file: file.stem)
@@ -92,8 +127,9 @@ def variables(settings: type[BaseModel]) -> set[str]:
 
 
 def test_every_variable_is_documented() -> None:
-    names = variables(ProducerSettings) | variables(WorkerSettings)
-    assert set(documented("variable")) == names | {"TRTQ_AFFINITY", "TRTQ_REDIS_SERVER"}
+    others = {"TRTQ_AFFINITY", "TRTQ_REDIS_SERVER", "TRTQ_WORKER_NAME"}
+    names = variables(ProducerSettings) | variables(WorkerSettings) | others
+    assert set(documented("variable")) == names
 
 
 def test_documented_defaults_of_variables_hold() -> None:
@@ -118,44 +154,7 @@ def test_documented_limits_of_models_hold() -> None:
         assert float(table[key]) == ModelConfig.model_fields[key].default, key
 
 
-def test_compose_publishes_on_loopback_only(compose: dict[str, Any]) -> None:
-    ports = [port for service in compose["services"].values() for port in service.get("ports", [])]
-    assert ports
-    assert all(port.startswith("127.0.0.1:") for port in ports)
-
-
-def test_compose_holds_no_secret(compose: dict[str, Any]) -> None:
-    for name, service in compose["services"].items():
-        for key, value in service.get("environment", {}).items():
-            if re.search(r"PASSWORD|AUTH|SECRET|TOKEN", key):
-                assert re.fullmatch(r"\$\{[A-Z_]+:\?[^}]*\}", value), (name, key)
-            password = re.search(r"://[^@/:]*:([^@]*)@", value)
-            assert password is None or password[1].startswith("${"), (name, key)
-        assert not re.search(r"requirepass [^%]", json.dumps(service.get("command", ""))), name
-
-
-def test_compose_protects_redis_and_keeps_its_data(compose: dict[str, Any]) -> None:
-    redis = compose["services"]["redis"]
-    command = " ".join(redis["command"])
-    assert "requirepass" in command
-    assert "appendonly yes" in command
-    assert "noeviction" in command
-    assert any(volume.endswith(":/data") for volume in redis["volumes"])
-
-
-def test_compose_has_the_services(compose: dict[str, Any]) -> None:
-    services = compose["services"]
-    assert {"redis", "worker-cpu", "worker-gpu", "flower"} <= set(services)
-    (device,) = services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
-    assert "gpu" in device["capabilities"]
-    assert services["worker-cpu"]["profiles"] == ["cpu"]
-    for service in services.values():
-        build = service.get("build")
-        assert build is None or (ROOT / build["dockerfile"]).is_file()
-
-
-def test_image_does_not_run_as_root() -> None:
-    text = (ROOT / "docker" / "Dockerfile.worker-cpu").read_text(encoding="utf-8")
-    users = re.findall(r"^USER (\S+)", text, flags=re.MULTILINE)
-    assert users
-    assert users[-1] not in ("root", "0")
+def test_pictures_are_small() -> None:
+    pictures = list((ROOT / "docs" / "images").iterdir())
+    assert pictures
+    assert not [file.name for file in pictures if file.stat().st_size > 150_000]

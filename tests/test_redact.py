@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from producer.config import ProducerSettings, redact
+from producer.address import redact
+from producer.config import ProducerSettings
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,7 @@ from producer.config import ProducerSettings, redact
         ("redis://user@h/0", "redis://user@h/0"),
         ("redis://h/0?password=s3cret&db=1", "redis://h/0?password=***&db=1"),
         ("redis://h/0?db=1&PASSWORD=s3cret", "redis://h/0?db=1&PASSWORD=***"),
+        ("rediss://h/0?ssl_password=s3cret&db=1", "rediss://h/0?ssl_password=***&db=1"),
     ],
 )
 def test_redacted(url: str, shown: str) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from celery import Celery, bootsteps
 
-from workers.process import WorkerProcess, watch_signals
+from producer.config import RedisSettings
+from producer.errors import ConfigError
+from workers.broker import broker_of
+from workers.process import WorkerProcess, refuse, watch_signals
 from workers.tasks import register
-
-DEFAULT_URL = "redis://127.0.0.1:6379/0"
 
 
 class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -31,10 +31,11 @@ class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def make_app() -> Celery:
     """The configured application; its settings suit bells, not tasks with data."""
-    url = os.environ.get("TRTQ_REDIS_URL", DEFAULT_URL)
-    made = Celery("trtq", broker=url, backend=url)
+    broker = broker_of(RedisSettings().redis_url)
+    made = Celery("trtq", broker=broker.url, backend=broker.url)
     made.conf.update(
-        accept_content=["json", "msgpack"],
+        accept_content=["json"],
+        broker_use_ssl=broker.use_ssl,
         broker_transport="workers.consumer:BellTransport",
         broker_connection_max_retries=None,
         broker_connection_retry=True,
@@ -44,6 +45,7 @@ def make_app() -> Celery:
             "health_check_interval": 25,
             "visibility_timeout": 600,
         },
+        redis_backend_use_ssl=broker.use_ssl,
         redis_socket_keepalive=True,
         result_backend_always_retry=True,
         result_backend_max_retries=10,
@@ -68,6 +70,9 @@ def make_app() -> Celery:
 
 
 process = WorkerProcess()
-app = make_app()
+try:
+    app = make_app()
+except ConfigError as failure:
+    refuse(failure)
 register(app, process)
 watch_signals(process)

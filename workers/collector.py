@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from workers.gpu import GpuReader
-from workers.health import liveness
+from workers.health import liveness, readiness
 from workers.runtime import Runtime
 from workers.served import Served
 from workers.stages import QUEUE_WAIT, HistogramState
@@ -51,6 +51,13 @@ def _process(runtime: Runtime | None, device: str) -> Iterator[Metric]:
     )
     up.add_metric([device], float(liveness(runtime).ok))
     yield up
+    ready = GaugeMetricFamily(
+        "trtq_worker_ready",
+        "1 while the worker takes work: models warm, Redis answers, no stop asked for.",
+        labels=["device"],
+    )
+    ready.add_metric([device], float(readiness(runtime).ok))
+    yield ready
     if runtime is None or runtime.presence is None:
         return
     yield GaugeMetricFamily(

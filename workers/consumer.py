@@ -10,9 +10,11 @@ from typing import Any
 from celery.worker.consumer import Consumer
 from kombu.transport import redis as redis_transport
 from kombu.transport import virtual
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
 
+from producer.connection import access_denied
 from producer.link import is_out_of_memory
+from workers.settings import EXIT_CONFIG
 
 _EVENT_DELAY_S = 0.05
 
@@ -84,6 +86,15 @@ class SurvivingConsumer(Consumer):  # type: ignore[misc]
     """
 
     _flush_is_due = False
+
+    def start(self) -> None:
+        """Consumes until the worker stops; ends it with 78 where Redis' access rules refuse it."""
+        try:
+            super().start()
+        except NoPermissionError as failure:
+            denied = access_denied(failure, self.app.conf.broker_url)
+            log.critical("trtq worker: %s", denied.message)
+            raise SystemExit(EXIT_CONFIG) from None
 
     def on_connection_error_after_connected(self, exc: BaseException) -> None:
         """Called when the broker connection broke."""

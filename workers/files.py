@@ -23,8 +23,9 @@ from producer.errors import (
     OutputMismatch,
     PathNotAllowed,
 )
-from producer.npy import NpyHeader, bytes_of, open_regular, read_header, reason, write_all
+from producer.npy import NpyHeader, bytes_of, read_header, reason, write_all
 from producer.spec import TensorSpec
+from workers.beneath import open_beneath
 from workers.engines.base import Array
 
 
@@ -190,10 +191,9 @@ class RowFiles:
             os.close(opened.fd)
 
     def _open(self, path: str, writable: bool) -> _OpenFile:
-        real = self._allowed(path)
-        fd = open_regular(real, os.O_RDWR if writable else os.O_RDONLY)
+        root, parts = self._allowed(path)
+        fd = open_beneath(root, parts, os.O_RDWR if writable else os.O_RDONLY, path)
         try:
-            self._check_opened(path, fd)
             try:
                 header = read_header(fd, path)
             except FileFormat as error:
@@ -205,30 +205,21 @@ class RowFiles:
             os.close(fd)
             raise
 
-    def _allowed(self, path: str) -> str:
-        """The path without symlinks, if it lies inside a root."""
+    def _allowed(self, path: str) -> tuple[str, tuple[str, ...]]:
+        """The root that `path` lies in and its parts below it, all without symlinks."""
         try:
-            real = os.path.realpath(path)
+            real = Path(os.path.realpath(path))
         except (OSError, ValueError) as error:
             raise PathNotAllowed(f"{path!r} is no usable path: {reason(error)}") from error
         if not os.path.isabs(path):
             raise PathNotAllowed(f"{path!r} is relative; a worker takes absolute paths only")
-        self._check_inside(path, real)
-        return real
-
-    def _check_opened(self, path: str, fd: int) -> None:
-        """Asks the kernel what was opened: a folder may have become a symlink in between."""
-        try:
-            self._check_inside(path, os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:
-            self._check_inside(path, os.path.realpath(path))
-
-    def _check_inside(self, path: str, real: str) -> None:
-        if not any(Path(real).is_relative_to(os.path.realpath(root)) for root in self._roots):
-            raise PathNotAllowed(
-                f"{path!r} is not inside the folders that this worker may use; its operator "
-                "allows folders with TRTQ_BULK_ROOTS"
-            )
+        for root in map(os.path.realpath, self._roots):
+            if real.is_relative_to(root):
+                return root, real.relative_to(root).parts
+        raise PathNotAllowed(
+            f"{path!r} is not inside the folders that this worker may use; its operator "
+            "allows folders with TRTQ_BULK_ROOTS"
+        )
 
 
 def _has(header: NpyHeader) -> str:

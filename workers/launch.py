@@ -61,7 +61,7 @@ class Child(Protocol):
 def make_plans(
     devices: Sequence[WorkerDevice],
     *,
-    redis_url: str,
+    redis_url: str | None,
     models: Sequence[Path],
     bulk_roots: Sequence[Path] = (),
     name: str = "",
@@ -71,8 +71,10 @@ def make_plans(
 ) -> list[Plan]:
     """One child per device, and one for `trtq.infer` unless `infer_threads` is 0.
 
-    `affinity` binds each to the CPU cores near its device, where they are known. Raises
-    ConfigError for a folder that does not exist or a name that cannot be a node's.
+    `redis_url` goes to the children through their environment, which other users cannot see, and
+    holds all that connecting needs; None leaves them the environment of this process. `affinity`
+    binds each to the CPU cores near its device, where they are known. Raises ConfigError for a
+    folder that does not exist or a name that cannot be a node's.
     """
     for option, folders in (("--models", models), ("--bulk-root", bulk_roots)):
         for folder in folders:
@@ -81,11 +83,10 @@ def make_plans(
     if infer_threads < 0:
         raise ConfigError(f"--infer-threads {infer_threads}: use 0 or more")
     prefix = f"{keys.check_name(name)}-" if name else ""
-    env = {
-        "TRTQ_REDIS_URL": redis_url,
-        "TRTQ_MODELS": _joined(models),
-        "TRTQ_BULK_ROOTS": _joined(bulk_roots),
-    }
+    env = {"TRTQ_MODELS": _joined(models), "TRTQ_BULK_ROOTS": _joined(bulk_roots)}
+    if redis_url is not None:
+        names = ("URL_FILE", "PASSWORD_FILE", "CA", "CERT", "KEY")
+        env |= {f"TRTQ_REDIS_{name}": "" for name in names} | {"TRTQ_REDIS_URL": redis_url}
     plans = []
     for device in devices:
         # The child sees one GPU only, so no library of it can touch another.

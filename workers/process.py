@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import signals
 from celery.worker import state
 from kombu import Queue
 
 from producer.client import Client
-from producer.config import ProducerSettings, redact
+from producer.config import ProducerSettings
 from producer.errors import ConfigError, MissingExtra, NoDevice, TrtqError
 from producer.keys import INFER_QUEUE, bell_queue
 from workers.devices import CPU, limit_to_device
@@ -77,11 +77,11 @@ class WorkerProcess:
             if named != [INFER_QUEUE]:
                 self._configs = load_models(settings.model_folders)
         except (TrtqError, ValueError) as failure:
-            _refuse(failure)
+            refuse(failure)
         names = [bell_queue(config.name) for config in self._configs]
         unknown = [name for name in named if name not in (*names, INFER_QUEUE)]
         if unknown:
-            _refuse(ConfigError(f"queues {unknown} belong to no model; there are {names}"))
+            refuse(ConfigError(f"queues {unknown} belong to no model; there are {names}"))
         conf.task_queues = [Queue(name, routing_key=name) for name in (*names, INFER_QUEUE)]
         if not named:
             conf.task_queues = conf.task_queues[:-1]
@@ -114,7 +114,7 @@ class WorkerProcess:
                 )
                 self._client = client.start()
         except (ConfigError, MissingExtra) as failure:
-            _refuse(failure)
+            refuse(failure)
         except TrtqError as failure:
             log.critical("the worker cannot start: [%s] %s", failure.code, failure)
             self.close()
@@ -237,8 +237,8 @@ def _others_wait() -> bool:
     return len(state.reserved_requests) > len(state.active_requests)
 
 
-def _refuse(failure: Exception) -> None:
+def refuse(failure: Exception) -> NoReturn:
+    """Ends the process with EXIT_CONFIG: it would fail so again."""
     message = failure.message if isinstance(failure, TrtqError) else str(failure)
-    url = os.environ.get("TRTQ_REDIS_URL", "")
-    say(f"trtq worker: {message.replace(url, redact(url)) if url else message}")
+    say(f"trtq worker: {message}")
     sys.exit(EXIT_CONFIG)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from producer.config import RedisSettings
 from producer.letters import LetterLimits
 
 #: A process that ended with this would end so again (os.EX_CONFIG): it is not restarted.
@@ -17,12 +17,9 @@ EXIT_CONFIG = 78
 SUPERVISOR_FD = "TRTQ_SUPERVISOR_FD"
 
 
-class WorkerSettings(BaseSettings):
+class WorkerSettings(RedisSettings):
     """What one worker process needs to know. Lists of folders are separated as PATH is."""
 
-    model_config = SettingsConfigDict(env_prefix="TRTQ_", frozen=True, extra="ignore")
-
-    redis_url: str = "redis://127.0.0.1:6379/0"
     #: Folders of model configurations.
     models: str = "configs/models"
     #: "cpu", the index of a GPU in bus order, or the UUID of a GPU or MIG device.

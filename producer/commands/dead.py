@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from producer.commands.shared import (
-    DEFAULT_URL,
     EXIT_FAILED,
     AsJson,
     Model,
     RedisUrl,
     open_redis,
-    read_settings,
+    producer_settings,
     show_error,
     stdout,
 )
@@ -45,7 +44,7 @@ def list_letters(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most letters of each model.")] = 50,
     as_json: AsJson = False,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """List dead letters, the newest first.
 
@@ -57,7 +56,7 @@ def list_letters(
     with open_redis(redis_url) as connection:
         found: list[tuple[str, int, list[DeadLetter]]] = []
         for name in [model] if model else models_with_letters(connection):
-            letters = DeadLetters(connection, name, read_settings(redis_url))
+            letters = DeadLetters(connection, name, producer_settings())
             letters.check()
             found.append((name, len(letters), list(letters.letters(limit))))
     if as_json:
@@ -79,7 +78,7 @@ def show(
         Path | None, typer.Option(help="Write the task's inputs to this .npz.")
     ] = None,
     as_json: AsJson = False,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Show one dead letter: why it died, who held it, and what its task holds."""
     from producer.errors import InvalidInput, TrtqError
@@ -118,7 +117,7 @@ def requeue(
     deadline: Annotated[
         float | None, typer.Option(help="Seconds from now in which the new task must be run.")
     ] = None,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Put dead tasks back into the queue, each as a new task.
 
@@ -147,7 +146,7 @@ def drop(
     ids: LetterIds = None,
     every: Every = False,
     yes: Yes = False,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Remove dead letters for good."""
     with _open_letters(redis_url, model) as letters:
@@ -159,11 +158,11 @@ def drop(
 
 
 @contextmanager
-def _open_letters(redis_url: str, model: str) -> Iterator[DeadLetters]:
+def _open_letters(redis_url: str | None, model: str) -> Iterator[DeadLetters]:
     from producer.dead import DeadLetters
 
     with open_redis(redis_url) as connection:
-        letters = DeadLetters(connection, model, read_settings(redis_url))
+        letters = DeadLetters(connection, model, producer_settings())
         letters.check()
         yield letters
 

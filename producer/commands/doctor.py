@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from producer.commands.shared import (
-    DEFAULT_URL,
     EXIT_FAILED,
     AsJson,
     RedisUrl,
@@ -61,7 +60,7 @@ def doctor(
         int, typer.Option(min=1, help="With --run: length of dynamic axes.")
     ] = 16,
     as_json: AsJson = False,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Show where a request's time goes, name the bottleneck, and say what to change next.
 
@@ -108,7 +107,7 @@ def _urls(connection: redis.Redis, metrics: list[str] | None) -> list[str]:
 @contextmanager
 def _load(
     connection: redis.Redis,
-    redis_url: str,
+    redis_url: str | None,
     urls: list[str],
     model: str,
     rows: int,

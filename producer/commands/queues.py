@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from producer.commands.shared import (
-    DEFAULT_URL,
     AsJson,
     Model,
     RedisUrl,
@@ -22,12 +21,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def models(as_json: AsJson = False, redis_url: RedisUrl = DEFAULT_URL) -> None:
+def models(as_json: AsJson = False, redis_url: RedisUrl = None) -> None:
     """List the models that workers have published."""
-    from producer.catalog import Catalog
+    from producer import keys
+    from producer.catalog import read_published
+    from producer.quote import printable
 
     with open_redis(redis_url) as connection:
-        specs = Catalog(connection, 0.0, time.monotonic).all()
+        specs, unreadable = read_published(connection.hgetall(keys.MODELS))
+    for text in unreadable:
+        typer.secho(f"left out: {printable(text)}", fg=typer.colors.RED, err=True)
     if as_json:
         typer.echo(json.dumps([spec.model_dump(mode="json") for spec in specs]))
         return
@@ -40,7 +43,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Show it until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     as_json: AsJson = False,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Show queues and workers.
 
@@ -62,7 +65,7 @@ def status(
     stdout().print(status_tables(state))
 
 
-def _watch(redis_url: str, interval: float) -> None:
+def _watch(redis_url: str | None, interval: float) -> None:
     from rich.live import Live
 
     with Live(_look(redis_url), auto_refresh=False) as live:
@@ -74,7 +77,7 @@ def _watch(redis_url: str, interval: float) -> None:
             return
 
 
-def _look(redis_url: str) -> RenderableType:
+def _look(redis_url: str | None) -> RenderableType:
     from rich.text import Text
 
     from producer.commands.tables import status_tables
@@ -92,7 +95,7 @@ def _look(redis_url: str) -> RenderableType:
 def purge(
     model: Model,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Remove a model's tasks that no worker holds, and its dead letters.
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from producer.commands.shared import DEFAULT_URL, RedisUrl
+from producer.commands.shared import RedisUrl, url_for
 
 
 def worker(
@@ -35,7 +35,10 @@ def worker(
             show_default="none: bulk jobs are refused",
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="First part of the workers' node names.")] = "",
+    name: Annotated[
+        str,
+        typer.Option(envvar="TRTQ_WORKER_NAME", help="First part of the workers' node names."),
+    ] = "",
     infer_threads: Annotated[
         int,
         typer.Option(min=0, help="Threads that serve the Celery task trtq.infer; 0: it is not."),
@@ -59,7 +62,7 @@ def worker(
         ),
     ] = True,
     loglevel: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    redis_url: RedisUrl = DEFAULT_URL,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Serve models: a Celery worker process for each device, started again when it fails.
 
@@ -69,12 +72,14 @@ def worker(
     """
     from producer.connection import connect
 
-    connect(redis_url).close()  # a URL that is none is refused here, not in every process
+    url = url_for(redis_url)
+    connect(url).close()  # a URL that is none is refused here, not in every process
     # By name: the producer is installed and imported without the workers' needs.
     launch = importlib.import_module("workers.launch")
     plans = launch.make_plans(
         importlib.import_module("workers.devices").parse_devices(devices),
-        redis_url=redis_url,
+        # Without the option each process reads the environment and its files when it starts.
+        redis_url=url if redis_url else None,
         models=_folders(models, "TRTQ_MODELS", "configs/models"),
         bulk_roots=_folders(bulk_root, "TRTQ_BULK_ROOTS", ""),
         name=name,

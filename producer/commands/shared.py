@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,8 +28,6 @@ if TYPE_CHECKING:
     from producer.client import Client
     from producer.config import ProducerSettings
 
-DEFAULT_URL = "redis://127.0.0.1:6379/0"
-
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_ROWS_FAILED = 3
@@ -41,11 +37,12 @@ EXIT_INTERRUPTED = 130
 _REFUSED = (ConfigError, InvalidInput, FileFormat, FileMissing, OutputMismatch, PathNotAllowed)
 
 RedisUrl = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--redis-url",
-        envvar="TRTQ_REDIS_URL",
-        help="Redis, as redis://[:password@]host:port/db (rediss:// for TLS).",
+        help="Redis, as redis://[user@]host:port/db (rediss:// for TLS); its password from "
+        "TRTQ_REDIS_PASSWORD_FILE. Or the whole in TRTQ_REDIS_URL, or TRTQ_REDIS_URL_FILE.",
+        show_default="TRTQ_REDIS_URL, or redis://127.0.0.1:6379/0",
     ),
 ]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name of a model, see `trtq models`.")]
@@ -61,7 +58,7 @@ class CommandGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except TrtqError as error:
-            show_error(error.code, _without_password(error.message))
+            show_error(error.code, error.message)
             refused = isinstance(error, _REFUSED)
             raise typer.Exit(EXIT_REFUSED if refused else EXIT_FAILED) from None
         except redis.exceptions.RedisError as error:
@@ -74,20 +71,11 @@ class CommandGroup(TyperGroup):
             raise typer.Exit(EXIT_FAILED) from None
 
 
-def _without_password(message: str) -> str:
-    """An error may quote the URL as it was given, in the environment or as an option."""
-    from producer.config import redact
-
-    for url in (os.environ.get("TRTQ_REDIS_URL"), *sys.argv[1:]):
-        for text in (url, (url or "").partition("=")[2]):
-            if text and "://" in text:
-                message = message.replace(text, redact(text))
-    return message
-
-
 def show_error(code: str, message: str) -> None:
     """One red line on stderr."""
-    line = " ".join(message.split())
+    from producer.quote import printable
+
+    line = printable(" ".join(message.split()))
     typer.secho(f"error [{code}]: {line}", fg=typer.colors.RED, err=True)
 
 
@@ -99,32 +87,64 @@ def stdout() -> Console:
     return made if made.is_terminal else Console(highlight=False, width=240)
 
 
-@contextmanager
-def open_client(redis_url: str) -> Iterator[Client]:
-    """A started client; raises ConfigError, RedisUnavailable."""
-    from producer.client import Client
-
-    with Client(settings=read_settings(redis_url), name="cli") as client:
-        yield client
-
-
-def read_settings(redis_url: str) -> ProducerSettings:
-    """The settings in the environment; raises ConfigError for one that is wrong."""
+def producer_settings() -> ProducerSettings:
+    """The environment's settings; raises ConfigError that names a wrong variable."""
     from producer.config import ProducerSettings
 
     try:
-        return ProducerSettings(redis_url=redis_url)
+        return ProducerSettings()
     except ValidationError as failure:
         wrong = failure.errors(include_url=False)[0]
         name = "TRTQ_" + "_".join(map(str, wrong["loc"])).upper()
         raise ConfigError(f"{name}={wrong['input']!r}: {wrong['msg']}") from None
 
 
+def url_for(redis_url: str | None) -> str:
+    """The whole URL of Redis from the option, or else from the environment; raises ConfigError."""
+    from producer.address import has_password
+
+    if redis_url and has_password(redis_url):
+        typer.secho(
+            "warning: every user of this machine can see the password in --redis-url (ps); use "
+            "TRTQ_REDIS_URL or TRTQ_REDIS_PASSWORD_FILE",
+            fg=typer.colors.YELLOW,
+            err=True,
+        )
+    return producer_settings().url_for(redis_url)
+
+
 @contextmanager
-def open_redis(redis_url: str) -> Iterator[redis.Redis]:
+def open_client(redis_url: str | None) -> Iterator[Client]:
+    """A started client; raises ConfigError, RedisUnavailable."""
+    from producer.client import Client
+
+    url, settings = url_for(redis_url), producer_settings()
+    with Client(url, settings=settings, name=settings.name_at(url, "cli")) as client:
+        yield client
+
+
+@contextmanager
+def open_redis(redis_url: str | None) -> Iterator[redis.Redis]:
     """A connection, its errors named; raises ConfigError, RedisUnavailable."""
     from producer.connection import connect, named_errors
 
-    with connect(redis_url) as connection, named_errors(redis_url):
+    url = url_for(redis_url)
+    with connect(url) as connection, named_errors(url):
         connection.ping()
         yield connection
+
+
+def warn_if_unserved(redis_url: str | None, model: str) -> None:
+    """One line on stderr if no live worker serves `model`; raises RedisUnavailable."""
+    from producer.inbox import Inbox
+    from producer.link import Link
+
+    with open_redis(redis_url) as connection:
+        workers = Inbox(Link(connection), model).look().workers
+    if not workers:
+        typer.secho(
+            f"warning: no worker serves model {model!r} now; its tasks wait for one until their "
+            "deadline",
+            fg=typer.colors.YELLOW,
+            err=True,
+        )

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from producer.keys import PRIORITIES
 from producer.letters import DeadLetter
+from producer.quote import printable
 from producer.spec import ModelSpec, TensorSpec
 from producer.status import Status
 from producer.text import one_line, shown_name
@@ -25,7 +26,7 @@ def models_table(specs: Sequence[ModelSpec]) -> RenderableType:
     table = _table("model", "inputs", "outputs", right=("max batch", "max rows a task"))
     for spec in specs:
         table.add_row(
-            spec.name,
+            _cell(spec.name),
             _tensors(spec.inputs),
             _tensors(spec.outputs),
             str(spec.max_batch),
@@ -60,6 +61,7 @@ def status_tables(status: Status) -> RenderableType:
     return Group(
         queues if status.queues else "no models: no worker has been here yet",
         workers if status.workers else "no workers",
+        *(Text(f"left out: {printable(text)}", style="red") for text in status.unreadable),
     )
 
 
@@ -127,18 +129,17 @@ def _plain(text: str) -> Text:
     return Text(text)
 
 
-def _worker(report: dict[str, Any]) -> list[str]:
+def _worker(report: dict[str, Any]) -> list[Text | str]:
     def number(name: str) -> float:
-        value = report.get(name)
-        return value if isinstance(value, int | float) else 0
+        return float(report.get(name, 0))
 
     batches = number("batches")
     return [
-        str(report.get("node") or report.get("name", "?")),
-        str(report.get("host", "?")),
-        str(report.get("device", "?")),
-        ", ".join(map(str, report.get("models", []))),
-        str(report.get("pid", "?")),
+        _cell(report.get("node") or report["name"]),
+        _cell(report.get("host", "?")),
+        _cell(report.get("device", "?")),
+        _cell(", ".join(report.get("models", []))),
+        _cell(report.get("pid", "?")),
         *(f"{number(name):,.0f}" for name in ("tasks_per_s", "rows_per_s", "tasks")),
         f"{number('rows') / batches:.1f}" if batches else "-",
         *(f"{number(name):,.0f}" for name in ("failed", "expired")),
@@ -154,11 +155,18 @@ def _table(*left: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
-def _tensors(tensors: Sequence[TensorSpec]) -> str:
-    return "\n".join(
-        f"{tensor.name}: {tensor.dtype} "
-        + ("x".join("any" if n is None else str(n) for n in tensor.shape) or "scalar")
-        for tensor in tensors
+def _cell(value: object) -> Text:
+    """What others wrote: not read as markup, nothing in it that would steer the terminal."""
+    return Text(printable(str(value)))
+
+
+def _tensors(tensors: Sequence[TensorSpec]) -> Text:
+    return _cell(
+        "\n".join(
+            f"{tensor.name}: {tensor.dtype} "
+            + ("x".join("any" if n is None else str(n) for n in tensor.shape) or "scalar")
+            for tensor in tensors
+        )
     )
 
 

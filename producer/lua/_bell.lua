@@ -11,12 +11,12 @@ local function covers(bells, turns, now)
   return redis.call('ZCOUNT', bells, now, '+inf') + redis.call('ZCOUNT', turns, now, '+inf')
 end
 
--- Counts a bell and puts its message into the Celery queue in the same step.
+-- Counts a bell and puts its message into the Celery queue in the same step. Producers run it, who may
+-- not expire keys of a model (docs/security.md): the next ring and the next turn drop what is old.
 local function ring(bells, queue, message, now, bell_ttl_ms)
   local id = 'bell-' .. table.concat(redis.call('TIME'), '-')
   redis.call('ZREMRANGEBYSCORE', bells, '-inf', now)
   redis.call('ZADD', bells, now + bell_ttl_ms, id)
-  redis.call('PEXPIRE', bells, bell_ttl_ms * 2)
   redis.call('LPUSH', queue, (string.gsub(message, '@bell@', id)))
 end
 

@@ -49,5 +49,7 @@ if added_rows > 0 then
     answer[1] = 1
   end
 end
-redis.call('SET', seen, cmsgpack.pack(flush, answer), 'EX', ARGV[3])
+-- GETSET and GETEX work on strings only. A producer that had SET or EXPIRE could end any key it may name.
+redis.call('GETSET', seen, cmsgpack.pack(flush, answer))
+redis.call('GETEX', seen, 'EX', ARGV[3])
 return answer

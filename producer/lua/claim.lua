@@ -18,6 +18,7 @@ redis.call('ZADD', turns, now + lease_ms, consumer)
 redis.call('PEXPIRE', turns, lease_ms * 2)
 local answer = {now, {}}
 if redis.call('EXISTS', cancelled) == 1 then
+  redis.call('ZREMRANGEBYSCORE', cancelled, '-inf', now)
   answer[2] = redis.call('ZRANGE', cancelled, 0, 9999)
 end
 local entries = 0

@@ -1,10 +1,10 @@
 -- Answers, acknowledges and deletes in one step. Whoever acknowledges an entry first answers it;
 -- a later answer to the same entry (from a worker that lost its lease) is dropped.
--- KEYS  load, cancelled, dead letters, their bytes, holders, streams (3), reply streams
+-- KEYS  load, cancelled, dead letters, their bytes, holders, streams (3), reply lists, result keys
 -- ARGV  group, reply expiry in s, msgpack {most dead letters, their most bytes, their expiry in s},
---       msgpack array of five facts per entry: stream index, id, reply stream index or -1, rows,
---       bytes; msgpack array of {entry number from 0, result key or '', store in s, fields of a
---       dead letter or ''} for those that are kept; then each entry's reply frame
+--       msgpack array of five facts per entry: stream index, id, reply list index or -1, rows,
+--       bytes; msgpack array of {entry number from 0, its result key's place in KEYS or 0, store in s,
+--       fields of a dead letter or ''} for those that are kept; then each entry's reply frame
 -- Returns {answered, {entry number of each dropped answer}, {{task id, code, reason} of each old
 -- dead letter that went}}
 local load, cancelled, letters, holders = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
@@ -39,8 +39,8 @@ for number = 0, #facts / 5 - 1 do
       joined[#joined + 1] = reply
     end
     local keep = kept[number]
-    if keep and keep[2] ~= '' then
-      redis.call('SET', keep[2], reply, 'EX', keep[3])
+    if keep and keep[2] > 0 then
+      redis.call('SET', KEYS[keep[2]], reply, 'EX', keep[3])
     end
     if keep and keep[4] ~= '' then
       local limits = cmsgpack.unpack(ARGV[3])
@@ -59,11 +59,8 @@ for stream_index, deleted in ipairs(ids) do
 end
 for reply_index, joined in pairs(frames) do
   local key = KEYS[9 + reply_index]
-  redis.call('XADD', key, '*', 'd', table.concat(joined))
-  -- The reader renews the expiry of a stream that it knows; a new one has none yet.
-  if redis.call('XLEN', key) == 1 then
-    redis.call('EXPIRE', key, ARGV[2])
-  end
+  redis.call('RPUSH', key, table.concat(joined))
+  redis.call('EXPIRE', key, ARGV[2])
 end
 if answered > 0 then
   local left = redis.call('HINCRBY', load, 'rows', 0 - rows)

@@ -22,9 +22,9 @@ def fetch(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
         return failure.code, failure.read().decode()
 
 
-def probe(url: str) -> tuple[int, dict[str, Any]]:
+def probe(url: str, **headers: str) -> tuple[int, dict[str, Any]]:
     """Status and JSON document."""
-    status, text = fetch(url)
+    status, text = fetch(url, **headers)
     document: dict[str, Any] = json.loads(text)
     return status, document
 

@@ -255,7 +255,7 @@ class OnnxRuntimeEngine:
                     f"{what} has a batch axis fixed to {batch}: export it with a dynamic batch axis"
                 )
             fixed.add(batch)
-        shape = tuple(size if isinstance(size, int) else None for size in row)
+        shape = tuple(size if isinstance(size, int) and size >= 0 else None for size in row)
         return TensorSpec(name=node.name, dtype=dtype, shape=shape)
 
 

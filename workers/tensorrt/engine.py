@@ -74,7 +74,8 @@ class TensorRTEngine:
         self._kernels: KernelCache | None = None
         self._capture: Capture | None = None
         self._opened = False
-        # TensorRT makes contexts of one engine one at a time.
+        # TensorRT makes contexts of one engine one at a time, and not while a stream is captured:
+        # it waits for the whole device then, which CUDA refuses.
         self._making = threading.Lock()
 
     def load(self) -> None:
@@ -96,7 +97,7 @@ class TensorRTEngine:
             self._check_memory(where)
             if flavor.is_rtx and self._cache is not None:
                 self._kernels = KernelCache(self._cache, plan.key)
-            if self._graphs:
+            if self._graphs and not flavor.is_rtx:
                 self._capture = find_capture()
         log.info("%s loaded by %s %s", where, flavor.name, flavor.version)
 
@@ -167,18 +168,14 @@ class TensorRTEngine:
         with self._making, calls:
             context = self._make_context(self._flavor, profile, stream)
         inputs, outputs = (tuple(t.name for t in tensors) for tensors in spec)
-        return PlanContext(context, inputs, outputs, calls, self._capture)
+        return PlanContext(context, inputs, outputs, calls, self._capture, self._making)
 
     def _make_context(self, flavor: Flavor, profile: ProfileBounds, stream: int) -> Any:
         assert self._plan is not None
         engine = self._plan.engine
         if flavor.is_rtx:
             options = engine.create_runtime_config()
-            if self._capture is not None:
-                # A graph keeps the kernels that it was captured with: they must be the final ones.
-                eager = flavor.module.DynamicShapesKernelSpecializationStrategy.EAGER
-                options.dynamic_shapes_kernel_specialization_strategy = eager
-            elif self._graphs:
+            if self._graphs:
                 strategy = flavor.module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
                 options.cuda_graph_strategy = strategy
             if self._kernels is not None:
