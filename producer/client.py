@@ -38,6 +38,7 @@ from producer.quote import quoted
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, RowReference
 from producer.ticket import Ticket, cancelled
+from producer.tracing import client_tracing
 from producer.wire import decode_replies, encode_task
 
 log = logging.getLogger("trtq.client")
@@ -80,6 +81,7 @@ class Client:
         with self._start_lock:
             if self._open:
                 return self
+            self._tracing = client_tracing() if self.settings.tracing else None
             self._redis = connect(self.redis_url, timeout_s=self.settings.connect_timeout_s)
             with named_errors(self.redis_url):
                 self._redis.ping()
@@ -163,7 +165,7 @@ class Client:
         spec = self.spec(model)
         tensors, rows, single = prepare(spec, inputs)
         task = self._task(rows, deadline, store=store, inputs=tensors)
-        return self._send(spec, task, single, priority, timeout, deadline)
+        return self._send(spec, task, single, priority, timeout)
 
     def submit_reference(
         self,
@@ -187,7 +189,7 @@ class Client:
                 f"{spec.max_rows_per_task}"
             )
         task = self._task(rows, deadline, store=False, reference=reference)
-        return self._send(spec, task, False, priority, timeout, deadline)
+        return self._send(spec, task, False, priority, timeout)
 
     def map(
         self, model: str, iterable: Iterable[Any], *, window: int = 256, **options: Any
@@ -335,7 +337,22 @@ class Client:
         single: bool,
         priority: str,
         timeout: float | None,
-        deadline: float | None,
+    ) -> Ticket:
+        if self._tracing is None:
+            return self._put(spec, task, single, priority, timeout)
+        with self._tracing.submit(spec.name, task.task_id, task.rows) as span:
+            traced = task._replace(trace=span.carrier)
+            ticket = self._put(spec, traced, single, priority, timeout)
+        ticket.add_done_callback(span.end)
+        return ticket
+
+    def _put(
+        self,
+        spec: ModelSpec,
+        task: InferenceTask,
+        single: bool,
+        priority: str,
+        timeout: float | None,
     ) -> Ticket:
         try:
             place = PRIORITIES.index(priority)

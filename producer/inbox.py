@@ -7,7 +7,7 @@ may be called again after an error without adding or answering anything twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -59,6 +59,8 @@ class Settlement(NamedTuple):
     store_s: int = 0
     #: Fields of the dead letter to keep (see letters.py); its frame is added in Redis.
     letter: Sequence[str | bytes] = ()
+    #: The task's id and tracing context, where its client traces it.
+    trace: tuple[str, Mapping[str, str]] | None = None
 
 
 class QueueState(NamedTuple):
