@@ -38,6 +38,8 @@ log = logging.getLogger("trtq.inbox")
 BELL_TTL_MS = 1000
 #: A turn that did not renew itself for this long counts as dead.
 TURN_LEASE_MS = 3000
+#: A mark that claims to last longer was written before Redis' clock was set back (lua/_bell.lua).
+MOST_MARK_MS = 60_000
 #: How long a cancellation waits for the worker that holds its task.
 CANCEL_MARK_MS = 600_000
 #: How long a flush may be retried without being added twice.
@@ -144,6 +146,13 @@ class Inbox:
             [GROUP, entry_id, CANCEL_MARK_MS, priority, rows, size_bytes],
         )
         return removed
+
+    def live_workers(self) -> int:
+        """Workers that serve the model now."""
+        seconds, micros = self._link.call("TIME")
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        count: int = self._link.call("ZCOUNT", self.keys.workers, now_ms, now_ms + MOST_MARK_MS)
+        return count
 
     # The worker's side.
 

@@ -140,7 +140,7 @@ def warn_if_unserved(redis_url: str | None, model: str) -> None:
     from producer.link import Link
 
     with open_redis(redis_url) as connection:
-        workers = Inbox(Link(connection), model).look().workers
+        workers = Inbox(Link(connection), model).live_workers()
     if not workers:
         typer.secho(
             f"warning: no worker serves model {model!r} now; its tasks wait for one until their "
