@@ -226,7 +226,7 @@ def main(
     seconds: Annotated[float, typer.Option(min=0.01, help="Seconds of one measurement.")] = 0.5,
 ) -> None:
     """Measure what tasks cost Redis."""
-    console, where = Console(width=120), machine()
+    console, where = Console(width=132), machine()
     warn_if_busy(console)
     found = _measure(rounds, seconds)
     _print(console, found)
