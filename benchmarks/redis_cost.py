@@ -7,6 +7,7 @@ that each call carries exactly the number of tasks under test. No model runs.
 from __future__ import annotations
 
 import itertools
+import random
 import statistics
 import tempfile
 import threading
@@ -68,6 +69,8 @@ class Cost(NamedTuple):
     in_bytes: float
     out_bytes: float
     commands: float
+    #: Written to the append-only file.
+    log_bytes: float
 
 
 LOADS = [
@@ -121,12 +124,17 @@ class Subject:
 
     def cost(self, load: Load, seconds: float) -> Cost:
         """The mean over at least `seconds` of tasks of this kind."""
-        self._cycle(load)
-        before, done = self._spent(), 0
-        until_s = time.monotonic() + seconds
+        # What ran before left other sizes in the allocator and other data in the caches.
+        self._run(load, seconds / 4)
+        before = self._spent()
+        done = self._run(load, seconds)
+        return Cost(*((a - b) / done for a, b in zip(self._spent(), before, strict=True)))
+
+    def _run(self, load: Load, seconds: float) -> int:
+        done, until_s = 0, time.monotonic() + seconds
         while time.monotonic() < until_s:
             done += self._cycle(load)
-        return Cost(*((a - b) / done for a, b in zip(self._spent(), before, strict=True)))
+        return done
 
     def _cycle(self, load: Load) -> int:
         """Tasks there and back: add, claim, settle, read the replies."""
@@ -175,6 +183,7 @@ class Subject:
             info["total_net_input_bytes"],
             info["total_net_output_bytes"],
             info["total_commands_processed"],
+            info.get("aof_current_size", 0),
         )
 
 
@@ -189,16 +198,19 @@ def _measure(rounds: int, seconds: float) -> dict[Load, list[Cost]]:
             # As configs/redis/redis.conf; a rewrite of the log would fall into some rounds only.
             connection.config_set("auto-aof-rewrite-percentage", 0)
             subjects[appendonly] = stack.enter_context(Subject(connection))
-        for number in range(rounds):
-            # Forth and back, so that a machine that gets busier is no one's disadvantage.
-            for load in LOADS if number % 2 else reversed(LOADS):
+        order, shuffler = list(LOADS), random.Random(7)
+        for _ in range(rounds):
+            # What ran before, and a machine that gets busier, are nobody's disadvantage.
+            shuffler.shuffle(order)
+            for load in order:
                 found[load].append(subjects[load.appendonly].cost(load, seconds))
     return found
 
 
 def _print(console: Console, found: dict[Load, list[Cost]]) -> None:
-    table = Table("payload", "reply", "batch", "log", title="Redis, for one task")
-    for name in ("CPU us (min-max)", "main thread us", "bytes in", "bytes out", "commands"):
+    table = Table("payload", "reply", "batch", "file", title="Redis, for one task")
+    columns = ("CPU us (min-max)", "main thread us", "bytes in", "bytes out", "log", "commands")
+    for name in columns:
         table.add_column(name, justify="right")
     for load, costs in found.items():
         spread = Spread.of([cost.cpu_us for cost in costs])
@@ -213,6 +225,7 @@ def _print(console: Console, found: dict[Load, list[Cost]]) -> None:
             f"{median.main_us:,.1f}",
             f"{median.in_bytes:,.0f}",
             f"{median.out_bytes:,.0f}",
+            f"{median.log_bytes:,.0f}",
             f"{median.commands:,.1f}",
         )
     console.print(table)
