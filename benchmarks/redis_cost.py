@@ -131,7 +131,8 @@ class Subject:
         return Cost(*((a - b) / done for a, b in zip(self._spent(), before, strict=True)))
 
     def _run(self, load: Load, seconds: float) -> int:
-        done, until_s = 0, time.monotonic() + seconds
+        until_s = time.monotonic() + seconds
+        done = self._cycle(load)
         while time.monotonic() < until_s:
             done += self._cycle(load)
         return done

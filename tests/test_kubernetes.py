@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,26 @@ def test_kustomizations_name_every_file_once() -> None:
         listed += [file.parent / name for name in document["resources"]]
     found = [file for file in FOLDER.rglob("*.yaml") if file.name != "kustomization.yaml"]
     assert sorted(listed) == sorted(found)
+
+
+@pytest.mark.parametrize("file", KUSTOMIZATIONS, ids=lambda file: file.parent.name)
+def test_kustomize_builds(file: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("needs kubectl")
+    done = subprocess.run(
+        [kubectl, "kustomize", str(file.parent)], capture_output=True, timeout=60, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    built = [one for one in yaml.safe_load_all(done.stdout) if one]
+    (document,) = load(file)
+    resources = [one for name in document["resources"] for one in load(file.parent / name)]
+    assert sorted(map(named, built)) == sorted(map(named, resources))
+    for one in built:
+        if one["kind"] != "Namespace":
+            assert one["metadata"]["namespace"] == "trtq"
+        for image in re.findall(r"'image': '([^']*)'", str(one)):
+            assert image.startswith(("registry.example/trtq-", "redis:")), image
 
 
 def test_every_resource_has_a_name_of_its_own() -> None:
