@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from producer.commands import bulk, dead, engines, operate, queues, serve, submit
+from producer.commands import bulk, dead, doctor, engines, operate, queues, serve, submit
 from producer.commands.shared import CommandGroup
 
 app = typer.Typer(
@@ -74,6 +74,12 @@ _add(engines.inspect, "trtq inspect digits.plan --json")
 _add(queues.models, "trtq models --redis-url redis://10.0.0.5:6379/0")
 _add(queues.status, "trtq status --watch")
 _add(queues.purge, "trtq purge digits --yes")
+_add(
+    doctor.doctor,
+    "trtq doctor --seconds 10",
+    "trtq doctor --model digits --run",
+    "trtq doctor --metrics http://10.0.0.5:9464/metrics --json",
+)
 _add(dead.list_letters, "trtq dead list digits --json", to=dead_app, name="list")
 _add(
     dead.show,

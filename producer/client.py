@@ -40,6 +40,7 @@ from producer.quote import quoted
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, RowReference
 from producer.ticket import Ticket, cancelled
+from producer.tracing import client_tracing
 from producer.windows import as_completed, in_order
 from producer.wire import decode_replies, encode_task
 
@@ -83,6 +84,7 @@ class Client:
         with self._start_lock:
             if self._open:
                 return self
+            self._tracing = client_tracing() if self.settings.tracing else None
             self._redis = connect(self.redis_url, timeout_s=self.settings.connect_timeout_s)
             with named_errors(self.redis_url):
                 self._redis.ping()
@@ -324,6 +326,23 @@ class Client:
         priority: str,
         timeout: float | None,
         key: TaskKey | None = None,
+    ) -> Ticket:
+        if self._tracing is None:
+            return self._put(spec, task, single, priority, timeout, key)
+        with self._tracing.submit(spec.name, task.task_id, task.rows) as span:
+            traced = task._replace(trace=span.carrier)
+            ticket = self._put(spec, traced, single, priority, timeout, key)
+        ticket.add_done_callback(span.end)
+        return ticket
+
+    def _put(
+        self,
+        spec: ModelSpec,
+        task: InferenceTask,
+        single: bool,
+        priority: str,
+        timeout: float | None,
+        key: TaskKey | None,
     ) -> Ticket:
         try:
             place = PRIORITIES.index(priority)

@@ -87,6 +87,8 @@ class ProducerSettings(RedisSettings):
     spec_ttl_s: float = Field(default=5.0, ge=0)
     #: How long connecting to Redis may take at start.
     connect_timeout_s: float = Field(default=5.0, gt=0)
+    #: Make spans of OpenTelemetry for submitted tasks; needs the extra `tracing`.
+    tracing: bool = False
 
     def name_at(self, redis_url: str, fallback: str) -> str:
         """The configured client name, else the user of `redis_url` as far as it is a name."""

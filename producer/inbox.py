@@ -7,7 +7,7 @@ may be called again after an error without adding or answering anything twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -40,6 +40,8 @@ log = logging.getLogger("trtq.inbox")
 BELL_TTL_MS = 1000
 #: A turn that did not renew itself for this long counts as dead.
 TURN_LEASE_MS = 3000
+#: A mark that claims to last longer was written before Redis' clock was set back (lua/_bell.lua).
+MOST_MARK_MS = 60_000
 #: How long a cancellation waits for the worker that holds its task.
 CANCEL_MARK_MS = 600_000
 #: How long a flush may be retried without being added twice.
@@ -61,6 +63,8 @@ class Settlement(NamedTuple):
     store_s: int = 0
     #: Fields of the dead letter to keep (see letters.py); its frame is added in Redis.
     letter: Sequence[str | bytes] = ()
+    #: The task's id and tracing context, where its client traces it.
+    trace: tuple[str, Mapping[str, str]] | None = None
     #: A task that ends without having been run frees its idempotency key.
     frees_key: bool = False
 
@@ -158,6 +162,13 @@ class Inbox:
             [GROUP, entry_id, CANCEL_MARK_MS, priority, rows, size_bytes],
         )
         return removed
+
+    def live_workers(self) -> int:
+        """Workers that serve the model now."""
+        seconds, micros = self._link.call("TIME")
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        count: int = self._link.call("ZCOUNT", self.keys.workers, now_ms, now_ms + MOST_MARK_MS)
+        return count
 
     # The worker's side.
 

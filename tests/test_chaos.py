@@ -66,7 +66,7 @@ class Answering:
 
     def put(self, reply: Reply) -> None:
         key = keys.reply(self.client.client_id)
-        self._connection.xadd(key, {"d": encode_reply(reply)})
+        self._connection.rpush(key, encode_reply(reply))
 
     def row(self, **options: Any) -> dict[str, Any]:
         until(lambda: all(sent.ticket.done() for sent in self.load._sent))

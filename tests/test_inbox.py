@@ -22,7 +22,15 @@ from hypothesis.stateful import (
 
 from producer import keys
 from producer.entries import Settled
-from producer.inbox import BELL_TTL_MS, SCRIPT_BYTES, TURN_LEASE_MS, Entry, Inbox, Settlement
+from producer.inbox import (
+    BELL_TTL_MS,
+    SCRIPT_BYTES,
+    TURN_LEASE_MS,
+    Entry,
+    Inbox,
+    Reclaim,
+    Settlement,
+)
 from producer.letters import encode_letter
 from producer.link import Link
 from producer.task import Reply
@@ -243,16 +251,21 @@ def test_a_late_worker_cannot_answer_twice(
     assert replies(connection) == [b"late"]
 
 
-def test_suspects_come_one_at_a_time(inbox: Inbox, add: Adder) -> None:
-    add([b"a", b"b"])
+def test_suspects_come_one_at_a_time(inbox: Inbox, add: Adder, connection: redis.Redis) -> None:
+    _, ids = add([b"a", b"b"])
+
+    def reclaim(consumer: str, holder: str, suspects: bool) -> Reclaim:
+        """After the leases of all that `holder` has ran out."""
+        connection.xclaim(inbox.keys.normal, keys.GROUP, holder, 0, ids, idle=20_000, justid=True)
+        return inbox.reclaim(consumer, 10_000, 10, 3, suspects)
+
     inbox.claim("w0", 10)
     for number in range(1, 3):
-        assert len(until(lambda n=number: inbox.reclaim(f"w{n}", 1, 10, 3, False).entries)) == 2
-    until(lambda: inbox.heal(1) or inbox.look().bells)
-    assert inbox.reclaim("w3", 0, 10, 3, False) == ([], True)
-    (suspect,) = until(lambda: inbox.reclaim("w3", 1, 10, 3, True).entries)
+        assert len(reclaim(f"w{number}", f"w{number - 1}", False).entries) == 2
+    assert reclaim("w3", "w2", False) == ([], True)
+    (suspect,) = reclaim("w3", "w2", True).entries
     assert suspect.deliveries == 3
-    (other,) = until(lambda: inbox.reclaim("w4", 1, 10, 3, True).entries)
+    (other,) = inbox.reclaim("w4", 10_000, 10, 3, True).entries
     assert other.entry_id != suspect.entry_id
     inbox.settle([answer(suspect), answer(other)])
     assert inbox.reclaim("w5", 0, 10, 3, False) == ([], False)

@@ -89,17 +89,27 @@ def _counters(models: list[Served]) -> Iterator[Metric]:
         labels=["model", "event", "reason"],
     )
     rows = CounterMetricFamily("trtq_rows", "Rows that have run.", labels=["model"])
+    padded = CounterMetricFamily(
+        "trtq_padded_rows",
+        "Rows that filled batches up to a size that the engine has warmed.",
+        labels=["model"],
+    )
     batches = CounterMetricFamily("trtq_batches", "Batches that have run.", labels=["model"])
+    busy = CounterMetricFamily(
+        "trtq_busy_seconds", "Time in which at least one slot ran a batch.", labels=["model"]
+    )
     for served in models:
         name, counts = served.config.name, served.counters
         answered.add_metric([name], counts.tasks)
         rows.add_metric([name], counts.rows)
+        padded.add_metric([name], counts.padded_rows)
         batches.add_metric([name], counts.batches)
+        busy.add_metric([name], served.feed.busy_ms / _MS)
         for code, count in sorted(served.stages.failures().items()):
             failed.add_metric([name, code], count)
         for (event, reason), count in sorted(served.incidents.counts().items()):
             events.add_metric([name, event, reason], count)
-    yield from (answered, failed, events, rows, batches)
+    yield from (answered, failed, events, rows, padded, batches, busy)
 
 
 def _histograms(models: list[Served]) -> Iterator[Metric]:
@@ -145,6 +155,11 @@ def _gauges(models: list[Served]) -> Iterator[Metric]:
         ("trtq_held_rows", "Rows claimed that wait for a slot.", lambda m: m.feed.held_rows),
         ("trtq_unanswered_rows", "Rows claimed and not answered.", lambda m: m.ledger.rows),
         ("trtq_max_batch_rows", "Most rows of a batch.", lambda m: m.spec.max_batch),
+        (
+            "trtq_max_delay_seconds",
+            "Most that a batch waits for more tasks while another one runs.",
+            lambda m: m.config.max_delay_ms / _MS,
+        ),
         ("trtq_pinned_bytes", "Pinned host memory of the slots.", _pinned_bytes),
     ]
     for name, text, value in wanted:

@@ -22,6 +22,7 @@ from workers.batcher import Held
 from workers.engines.base import Engine, Slot
 from workers.feed import Feed
 from workers.incidents import RETURNED, Incidents
+from workers.logs import logged_with
 from workers.runner import BatchRunner
 
 log = logging.getLogger("trtq.executor")
@@ -115,6 +116,10 @@ class Executor:
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     def _serve(self, ready: threading.Event, failures: list[Exception]) -> None:
+        with logged_with(model=self._spec.name):
+            self._own_slot(ready, failures)
+
+    def _own_slot(self, ready: threading.Event, failures: list[Exception]) -> None:
         try:
             slot = self._engine.make_slot()
             slot.activate()

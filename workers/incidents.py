@@ -115,7 +115,12 @@ class Incidents:
                 ", ".join(names),
                 f": {one_line(detail)}" if detail else "",
                 exc_info=cause,
-                extra={"event": event, "reason": reason, "task_ids": names},
+                extra={
+                    "event": event,
+                    "reason": reason,
+                    "model": self._model,
+                    "task_ids": names,
+                },
             )
 
     def counts(self) -> dict[tuple[str, str], int]:

@@ -38,6 +38,7 @@ from workers.incidents import (
 from workers.metrics import Counters
 from workers.rows import check_nan
 from workers.stages import QUEUE_WAIT, Stages
+from workers.tracing import NO_TRACING, Tracing, trace_of
 
 
 class Admitted(NamedTuple):
@@ -60,6 +61,7 @@ class Intake:
         *,
         bulk_allowed: bool,
         max_deliveries: int,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         self._spec = spec
         self._counters = counters
@@ -68,6 +70,7 @@ class Intake:
         self._clock = clock
         self._bulk_allowed = bulk_allowed
         self._max_deliveries = max_deliveries
+        self._tracing = tracing
         self._reference_key: ShapeKey = tuple(
             (tensor.dtype, tuple(size or 0 for size in tensor.shape)) for tensor in spec.inputs
         )
@@ -82,6 +85,7 @@ class Intake:
         held: list[Held] = []
         settlements: list[Settlement] = []
         waits_ms: list[int] = []
+        traced: list[tuple[InferenceTask, int]] = []
         unwanted: list[Held] = []
         late: list[Held] = []
         now_ms = self._clock()
@@ -93,6 +97,8 @@ class Intake:
                 continue
             waited_ms = redis_now_ms - int(entry.entry_id.partition(b"-")[0])
             waits_ms.append(max(0, waited_ms))
+            if task.trace:
+                traced.append((task, waits_ms[-1]))
             left_ms = task.ttl_ms - waited_ms if task.ttl_ms else float("inf")
             one = Held(entry, task, (), now_ms, now_ms + left_ms)
             if cancelled and (entry.stream, entry.entry_id) in cancelled:
@@ -111,6 +117,8 @@ class Intake:
         settlements += self.cancelled(unwanted, "claimed")
         settlements += self.expired(late, "queued")
         self._stages.observe_many(QUEUE_WAIT, waits_ms)
+        if traced:
+            self._tracing.queue_waits(traced, redis_now_ms)
         return Admitted(held, settlements)
 
     def cancelled(self, tasks: list[Held], reason: str) -> list[Settlement]:
@@ -162,6 +170,7 @@ class Intake:
             keys.result(held.task.task_id) if held.task.store_s else "",
             held.task.store_s,
             _letter(held.entry, held.task.task_id, failure) if dead else (),
+            trace_of(held.task),
             # Dead tasks were run, and too often or too long already; all others were not.
             frees_key=not dead,
         )

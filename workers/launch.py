@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from producer import keys
 from producer.errors import ConfigError
 from workers.devices import CPU, WorkerDevice
+from workers.logs import say
 from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings
 
 _EXIT_FAILED = 1
@@ -148,11 +149,7 @@ def _bound_to(plan: Plan) -> Iterator[None]:
     except OSError as failure:
         # The cores were taken away since, or a sandbox forbids it: slower, but it works.
         cores = ",".join(map(str, sorted(plan.cores)))
-        print(
-            f"trtq worker: {plan.name} is not bound to cores {cores}: {failure}",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"trtq worker: {plan.name} is not bound to cores {cores}: {failure}")
     try:
         yield
     finally:
@@ -186,7 +183,7 @@ class Supervisor:
         spawn: Callable[[Plan], Child] = spawn,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+        report: Callable[[str], None] = say,
         stop_s: float = 40.0,
     ) -> None:
         self._posts = [_Post(plan) for plan in plans]

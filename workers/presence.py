@@ -161,7 +161,11 @@ class Presence:
     def _heal(self) -> None:
         for model in self._models:
             if model.inbox.heal(self._lease_ms):
-                log.info("work of model %r had no bell and no turn: rang", model.spec.name)
+                log.info(
+                    "work of model %r had no bell and no turn: rang",
+                    model.spec.name,
+                    extra={"model": model.spec.name},
+                )
 
     def _sweep(self) -> None:
         """Killed workers leave their consumers in the group; whoever lives removes them."""
@@ -171,7 +175,12 @@ class Presence:
         for model in self._models:
             removed = model.inbox.sweep(self._lease_ms)
             if removed:
-                log.info("removed %d consumers of dead workers of %r", removed, model.spec.name)
+                log.info(
+                    "removed %d consumers of dead workers of %r",
+                    removed,
+                    model.spec.name,
+                    extra={"model": model.spec.name},
+                )
 
 
 def _published(spec: ModelSpec) -> bytes:

@@ -21,6 +21,7 @@ from producer.config import ProducerSettings
 from producer.errors import ConfigError, MissingExtra, NoDevice, TrtqError
 from producer.keys import INFER_QUEUE, bell_queue
 from workers.devices import CPU, limit_to_device
+from workers.logs import JSON, say, write_json
 from workers.models import ModelConfig, load_models
 from workers.observe import Observer
 from workers.runtime import Runtime
@@ -60,8 +61,10 @@ class WorkerProcess:
             raise ConfigError(f"this process does not serve {INFER_QUEUE}: start it with -Q")
         return self._client
 
-    def configure(self, conf: Any, queues: Any) -> None:
+    def configure(self, conf: Any, queues: Any) -> WorkerSettings:
         """Reads settings and models before Celery chooses its queues; ends the process if wrong.
+
+        Returns the settings, the device by the name under which it is known.
 
         Without -Q a worker serves every configured model.
         """
@@ -70,7 +73,7 @@ class WorkerProcess:
             settings = WorkerSettings()
             # Now, as CUDA reads what it may see once, when it is initialised.
             device = limit_to_device(settings.device)
-            self._settings = settings.model_copy(update={"device": device})
+            settings = self._settings = settings.model_copy(update={"device": device})
             if named != [INFER_QUEUE]:
                 self._configs = load_models(settings.model_folders)
         except (TrtqError, ValueError) as failure:
@@ -82,6 +85,7 @@ class WorkerProcess:
         conf.task_queues = [Queue(name, routing_key=name) for name in (*names, INFER_QUEUE)]
         if not named:
             conf.task_queues = conf.task_queues[:-1]
+        return settings
 
     def start(self, worker: Any) -> None:
         """Loads and warms what the consumed queues need, before the first bell is taken."""
@@ -158,8 +162,18 @@ class WorkerProcess:
 def watch_signals(process: WorkerProcess) -> None:
     """Connects `process` to the worker's life cycle."""
 
-    def on_init(sender: Any = None, conf: Any = None, options: Any = None, **_: Any) -> None:
-        process.configure(conf, (options or {}).get("queues"))
+    def on_init(
+        sender: Any = None,
+        instance: Any = None,
+        conf: Any = None,
+        options: Any = None,
+        **_: Any,
+    ) -> None:
+        settings = process.configure(conf, (options or {}).get("queues"))
+        if settings.log_format == JSON:
+            write_json(str(sender), settings.device)
+            # Celery's banner is no record of the log.
+            instance.quiet = True
         fd = os.environ.pop(SUPERVISOR_FD, "")
         if fd:
             watch_supervisor(int(fd), WorkerSettings().drain_grace_s + _ORPHAN_MARGIN_S)
@@ -226,5 +240,5 @@ def _others_wait() -> bool:
 def refuse(failure: Exception) -> NoReturn:
     """Ends the process with EXIT_CONFIG: it would fail so again."""
     message = failure.message if isinstance(failure, TrtqError) else str(failure)
-    print(f"trtq worker: {message}", file=sys.stderr)
+    say(f"trtq worker: {message}")
     sys.exit(EXIT_CONFIG)

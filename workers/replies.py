@@ -16,9 +16,11 @@ from producer.entries import Settled
 from producer.errors import RedisUnavailable
 from producer.inbox import Inbox, Settlement
 from workers.incidents import DEAD_DROPPED, DROPPED, REPLY_RETRIED, Incidents, task_name
+from workers.logs import logged_with
 from workers.metrics import Counters
 from workers.ranges import NO_RANGES, Ranges
 from workers.stages import REPLY, Stages
+from workers.tracing import NO_TRACING, Tracing
 
 log = logging.getLogger("trtq.replies")
 
@@ -51,6 +53,7 @@ class Replier:
         on_death: Callable[[str], None],
         clock: Callable[[], float] = lambda: time.monotonic() * 1000,
         ranges: Ranges = NO_RANGES,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         self._inbox = inbox
         self._counters = counters
@@ -58,6 +61,7 @@ class Replier:
         self._incidents = incidents
         self._clock = clock
         self._ranges = ranges
+        self._tracing = tracing
         self._on_settled = on_settled
         self._on_death = on_death
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
@@ -106,7 +110,8 @@ class Replier:
 
     def _guarded(self) -> None:
         try:
-            self._run()
+            with logged_with(model=self._inbox.model):
+                self._run()
         except BaseException as failure:
             log.exception("the replies of model %r died", self._inbox.model)
             self._on_death(f"the replies of model {self._inbox.model!r} died: {failure!r}")
@@ -163,7 +168,9 @@ class Replier:
             names = [_name(settlement) for settlement in settlements]
             self._incidents.record(DROPPED, "redis_refused", names, str(failure))
             settled = Settled(0)
-        self._stages.observe(REPLY, self._clock() - started_ms)
+        took_ms = self._clock() - started_ms
+        self._stages.observe(REPLY, took_ms)
+        self._tracing.replies(settlements, took_ms)
         self._counters.tasks += settled.answered
         self._report(settlements, settled)
         self._on_settled(settlements)

@@ -20,6 +20,7 @@ from workers.incidents import FAILED, RETRIED, ROWS_FAILED, Incidents
 from workers.metrics import Counters
 from workers.ranges import NO_RANGES, Ranges
 from workers.stages import GATHER, HOLD, RUN, SCATTER, Stages
+from workers.tracing import NO_TRACING, Tracing, trace_of
 
 
 class BatchRunner:
@@ -35,6 +36,7 @@ class BatchRunner:
         incidents: Incidents,
         clock: Callable[[], float],
         ranges: Ranges = NO_RANGES,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         self._engine = engine
         self._spec = spec
@@ -45,6 +47,7 @@ class BatchRunner:
         self._clock = clock
         self._output_dtypes = [numpy_dtype(tensor.dtype) for tensor in spec.outputs]
         self._ranges = ranges
+        self._tracing = tracing
 
     def run(
         self,
@@ -57,7 +60,8 @@ class BatchRunner:
         `on_retry(tasks)` is called before each run that follows a failure, with what it runs.
         """
         try:
-            settlements = self._run_together(slot, batch)
+            with self._tracing.batch(batch):
+                settlements = self._run_together(slot, batch)
         except DeviceLost:
             raise
         except Exception as failure:  # noqa: BLE001 - an engine or out of memory raises anything
@@ -72,7 +76,7 @@ class BatchRunner:
                 return settlements
             return [self._run_by_row(slot, batch[0], failure, on_retry)]
         rows = sum(held.rows for held in batch)
-        self._counters.batch(rows)
+        self._counters.batch(rows, self._engine.padded_rows(rows) - rows)
         self._stages.batch(rows)
         return settlements
 
@@ -247,6 +251,7 @@ class BatchRunner:
             encode_reply(reply),
             stored,
             task.store_s,
+            trace=trace_of(task),
         )
 
     def _named(self, failure: Exception) -> TrtqError:

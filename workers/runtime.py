@@ -22,6 +22,7 @@ from workers.presence import Presence
 from workers.ranges import Ranges, import_nvtx
 from workers.served import Served
 from workers.settings import WorkerSettings
+from workers.tracing import TracingOwner
 from workers.watchdog import FreezeGuard, Watchdog
 
 log = logging.getLogger("trtq.runtime")
@@ -54,6 +55,7 @@ class Runtime:
         self.consumer = f"{node_name}.{secrets.token_hex(3)}"
         self._node_name = node_name
         self._models: dict[str, Served] = {}
+        self._tracing = TracingOwner(on=settings.tracing, node=node_name)
         self._stopping = threading.Event()
         self._turn = threading.Lock()
         self._presence: Presence | None = None
@@ -68,6 +70,7 @@ class Runtime:
         """
         settings = self._settings
         nvtx = import_nvtx() if settings.nvtx else None
+        self._tracing.start()
         self._redis = connect(settings.redis_url)
         link = Link(self._redis)
         self._files = RowFiles(settings.bulk_folders)
@@ -91,6 +94,7 @@ class Runtime:
                     self._clock,
                     self._on_fatal,
                     shown,
+                    self._tracing.of(config.name),
                 )
                 self._models[config.name] = served
                 served.start()
@@ -102,13 +106,15 @@ class Runtime:
                 self._freeze_guard,
             )
             self._watchdog.start()
-            facts = {
+            facts: dict[str, Any] = {
                 "node": self._node_name,
                 "device": settings.device,
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "started": round(time.time(), 3),
             }
+            if settings.metrics_port:
+                facts["metrics_url"] = settings.metrics_url(facts["host"])
             presence = Presence(
                 self._redis,
                 self.consumer,
@@ -135,9 +141,15 @@ class Runtime:
             before, started_ms = served.counters.copy(), self._clock()
             served.turn(self._stopping.is_set, self._others_wait)
             self._turned_ms = self._clock()
-            return _summary(
+            summary = _summary(
                 model, served.counters.since(before), (self._clock() - started_ms) / 1000
             )
+        log.info(
+            "turn on %r: %d tasks in %d batches, %.3f s",
+            *(summary[name] for name in ("model", "tasks", "batches", "seconds")),
+            extra=summary,
+        )
+        return summary
 
     def request_stop(self) -> None:
         """Turns end soon: nothing more is claimed, what runs is finished and answered."""
@@ -190,6 +202,7 @@ class Runtime:
         for served in self._models.values():
             self._hung |= not served.close()
         self._models = {}
+        self._tracing.close()
         if hasattr(self, "_files"):
             self._files.close()
             self._redis.close()

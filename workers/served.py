@@ -24,6 +24,7 @@ from workers.replies import Replier
 from workers.runner import BatchRunner
 from workers.settings import WorkerSettings
 from workers.stages import Stages
+from workers.tracing import NO_TRACING, Tracing
 from workers.turn import Turn, TurnLimits
 
 log = logging.getLogger("trtq.served")
@@ -46,6 +47,7 @@ class Served:
         clock: Callable[[], float],
         on_death: Callable[[str], None],
         ranges: Ranges = NO_RANGES,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         self.config = config
         self.engine = engine
@@ -59,6 +61,7 @@ class Served:
         self._clock = clock
         self._on_death = on_death
         self._ranges = ranges
+        self._tracing = tracing
 
     def start(self) -> None:
         """Loads the engine, makes and warms the slots. Raises the engine's errors."""
@@ -78,6 +81,7 @@ class Served:
             self.incidents,
             self._clock,
             self._ranges,
+            self._tracing,
         )
         self.replier = Replier(
             self.inbox,
@@ -88,6 +92,7 @@ class Served:
             self._on_death,
             self._clock,
             self._ranges,
+            self._tracing,
         )
         self.executor = Executor(
             self.engine,
@@ -108,6 +113,7 @@ class Served:
             self._clock,
             bulk_allowed=bool(settings.bulk_folders),
             max_deliveries=settings.max_deliveries,
+            tracing=self._tracing,
         )
         self.replier.start()
         self.executor.start()
@@ -116,6 +122,7 @@ class Served:
             config.name,
             config.slots,
             self.spec.max_batch,
+            extra={"model": config.name},
         )
 
     def turn(self, stopping: Callable[[], bool], others_wait: Callable[[], bool]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -49,6 +50,12 @@ class WorkerSettings(RedisSettings):
     #: Show stages as NVTX ranges to a profiler; needs the package nvtx.
     nvtx: bool = False
 
+    #: Make spans of OpenTelemetry for tasks whose clients trace them; needs the extra `tracing`.
+    tracing: bool = False
+
+    #: Format of the log: Celery's text, or one JSON object a record.
+    log_format: Literal["text", "json"] = "text"
+
     #: Port of /metrics, /healthz, /readyz and /drain; 0: none. `trtq worker` counts it up.
     metrics_port: int = Field(default=0, ge=0, le=65535)
     #: Address on which that port listens.
@@ -61,6 +68,13 @@ class WorkerSettings(RedisSettings):
             if not all(part.isidentifier() for part in name.split(".")):
                 raise ValueError(f"{name!r} is no module name; separate names with commas")
         return value
+
+    def metrics_url(self, host: str) -> str:
+        """Where others reach /metrics of this process, whose machine is called `host`."""
+        address = self.metrics_host
+        if address in ("", "0.0.0.0", "::"):
+            address = host
+        return f"http://{f'[{address}]' if ':' in address else address}:{self.metrics_port}/metrics"
 
     @property
     def letter_limits(self) -> LetterLimits:

@@ -7,12 +7,13 @@ import logging
 from typing import Any
 
 import numpy as np
-from celery import Celery, Task
+from celery import Celery, Task, current_task
 
 from producer.errors import FileFormat, InvalidInput, WrongDtype
 from producer.keys import INFER_TASK, SERVE_TASK, check_name
 from producer.npy import read_array
 from producer.quote import quoted
+from workers.logs import logged_with
 from workers.process import WorkerProcess
 
 log = logging.getLogger("trtq.tasks")
@@ -24,7 +25,9 @@ def register(app: Celery, process: WorkerProcess) -> None:
     def serve(model: str, reason: str = "") -> dict[str, Any]:
         """One turn: claims, batches, runs and answers tasks of `model` until none is left."""
         try:
-            return process.runtime.turn(check_name(model), reason)
+            name = check_name(model)
+            with logged_with(model=name, turn_id=str(current_task.request.id)):
+                return process.runtime.turn(name, reason)
         except BaseException as failure:
             log.exception("the turn on %s failed", quoted(model))
             return {"model": quoted(model), "error": f"{type(failure).__name__}: {failure}"}

@@ -137,7 +137,12 @@ class Watchdog:
         frames = sys._current_frames()
         for attempt in hung:
             stack = traceback.format_stack(frames.get(attempt.thread))
-            log.critical("a slot of model %r hangs here:\n%s", model.name, "".join(stack))
+            log.critical(
+                "a slot of model %r hangs here:\n%s",
+                model.name,
+                "".join(stack),
+                extra={"model": model.name},
+            )
         tasks = sum(len(attempt.tasks) for attempt in hung)
         self._on_hang(
             f"a run of model {model.name!r} with {tasks} tasks did not end within "

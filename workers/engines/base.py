@@ -70,6 +70,9 @@ class Engine(Protocol):
     def warm_sizes(self, max_batch: int) -> Sequence[int]:
         """Batch sizes, up to `max_batch`, that a slot should run before it serves."""
 
+    def padded_rows(self, rows: int) -> int:
+        """Rows that are computed for a batch of `rows` rows: more where `run` fills batches up."""
+
     def make_slot(self) -> Slot:
         """A new slot; raises EngineFailed when its memory cannot be had."""
 

@@ -220,6 +220,10 @@ class HookedEngine:
         """The engine's; the hooks are warmed with it."""
         return self._engine.warm_sizes(max_batch)
 
+    def padded_rows(self, rows: int) -> int:
+        """The engine's; the hooks see no more than `rows`."""
+        return self._engine.padded_rows(rows)
+
     def make_slot(self) -> HookedSlot:
         """A slot, with memory for `max_batch` rows of what clients send; see Engine.make_slot."""
         capacity = self.capacity

@@ -185,6 +185,10 @@ class OnnxRuntimeEngine:
         """The smallest and the largest: memory is allocated then."""
         return sorted({1, max_batch})
 
+    def padded_rows(self, rows: int) -> int:
+        """`rows`: every size runs as it is."""
+        return rows
+
     def make_slot(self) -> OnnxRuntimeSlot:
         """A slot with buffers for `max_batch` rows. Raises EngineFailed without memory for it."""
         rows = self._max_batch if self._capacity is None else self._capacity

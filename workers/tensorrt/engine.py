@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from producer.errors import ConfigError, EngineFailed, OutOfDeviceMemory
@@ -22,7 +22,7 @@ from workers.tensorrt.kernels import KernelCache
 from workers.tensorrt.loading import Loaded, load_plan
 from workers.tensorrt.memory import Budget
 from workers.tensorrt.outputs import OutputAllocator
-from workers.tensorrt.padding import padded_sizes
+from workers.tensorrt.padding import padded, padded_sizes
 from workers.tensorrt.provide import Plan, provide_plan
 from workers.tensorrt.slot import SlotParts, TensorRTSlot
 
@@ -69,6 +69,8 @@ class TensorRTEngine:
         self._ranges = ranges
         self._plan: Loaded | None = None
         self._bindings: Bindings | None = None
+        self._slot_rows = max_batch
+        self._sizes: Sequence[int] = ()
         self._kernels: KernelCache | None = None
         self._capture: Capture | None = None
         self._opened = False
@@ -90,6 +92,8 @@ class TensorRTEngine:
             where = str(plan.path)
             self._plan = load_plan(flavor, plan.data, where)
             self._bindings = read_bindings(flavor.module, self._plan.engine, where)
+            self._slot_rows = min(self._max_batch, self._bindings.max_batch)
+            self._sizes = padded_sizes(self._slot_rows) if self._graphs else ()
             self._check_memory(where)
             if flavor.is_rtx and self._cache is not None:
                 self._kernels = KernelCache(self._cache, plan.key)
@@ -116,6 +120,10 @@ class TensorRTEngine:
         """The sizes that batches are filled up to: kernels and graphs are made for each."""
         return padded_sizes(max_batch) if self._graphs else sorted({1, max_batch})
 
+    def padded_rows(self, rows: int) -> int:
+        """The size that a batch of `rows` rows is filled up to."""
+        return padded(rows, self._sizes)
+
     def make_slot(self) -> TensorRTSlot:
         """A slot; it allocates in `activate`, which its own thread calls."""
         assert self._flavor is not None
@@ -129,8 +137,7 @@ class TensorRTEngine:
             self._keep_kernels,
             self._ranges,
         )
-        rows = min(self._max_batch, bindings.max_batch)
-        return TensorRTSlot(parts, rows, padded_sizes(rows) if self._graphs else ())
+        return TensorRTSlot(parts, self._slot_rows, self._sizes)
 
     def run(self, slot: TensorRTSlot, rows: int) -> Mapping[str, Array]:
         """Runs `rows` rows of the slot's inputs; see Engine.run."""
