@@ -42,16 +42,15 @@ def link() -> Iterator[DeafLink]:
     made.over.set()
 
 
-def ticket(deadline_s: float) -> Ticket:
-    return Ticket("c-1", "m", 1, True, deadline_s, None, threading.Lock())  # type: ignore[arg-type]
+def ticket(deadline_s: float, task_id: str = "c-1") -> Ticket:
+    return Ticket(task_id, "m", 1, True, deadline_s, None, threading.Lock())  # type: ignore[arg-type]
 
 
 def test_a_deadline_is_kept_while_the_reader_waits_for_a_dead_connection(link: DeafLink) -> None:
     mailbox = Mailbox(link, "c", time.monotonic, grace_s=0.0)  # type: ignore[arg-type]
     mailbox.start()
     waits = ticket(time.monotonic() + 0.1)
-    other = ticket(time.monotonic() + 600)
-    other.task_id = "c-2"
+    other = ticket(time.monotonic() + 600, "c-2")
     mailbox.expect(waits)
     mailbox.expect(other)
     assert isinstance(waits.exception(10), DeadlineExceeded)
