@@ -25,8 +25,9 @@ _SPECS = "hget hkeys hgetall"
 _ADD = "exists xadd xlen xpending xgroup|create get getset getex hmget hincrby lpush"
 _BELLS = "zadd zcount zremrangebyscore"
 _CANCEL = "xdel"
+_KEYED = "xinfo|groups"
 _REPLIES = "blmove lindex lrange ltrim"
-_PRODUCER = f"{_CONNECT} {_SCRIPTS} {_SPECS} {_ADD} {_BELLS} {_CANCEL} {_REPLIES}"
+_PRODUCER = f"{_CONNECT} {_SCRIPTS} {_SPECS} {_ADD} {_BELLS} {_CANCEL} {_KEYED} {_REPLIES}"
 _LOOK = "scan mget llen xrange info"
 _QUEUE = "xreadgroup xack xclaim xinfo zpopmin zrange zrem zscore"
 _ANSWER = "set del expire pexpire rpush hset xgroup|delconsumer xgroup|destroy"
@@ -112,7 +113,8 @@ def _producer_keys(user: User) -> list[str]:
     for model in user.models or ("*",):
         base = f"trtq:{{{model}}}"
         patterns += [f"{base}:{part}" for part in ("in:*", "bells", "turns", "workers", "load")]
-        patterns += [f"{base}:{part}" for part in ("cancelled", "events")]
+        patterns += [f"{base}:{part}" for part in ("cancelled", "events", "limits", "bucket")]
+        patterns += [f"{base}:bucket:{user.name}", f"{base}:key:{user.name}:*"]
         patterns += [f"{base}:seen:*:{user.name}.*", f"trtq.{model}"]
     return patterns
 

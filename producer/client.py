@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import secrets
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -30,6 +31,7 @@ from producer.errors import (
 )
 from producer.inbox import Inbox
 from producer.inputs import prepare, to_arrays
+from producer.keyed import TaskKey, task_key
 from producer.keys import PRIORITIES
 from producer.link import Link
 from producer.mailbox import Mailbox
@@ -39,6 +41,7 @@ from producer.spec import ModelSpec
 from producer.task import InferenceTask, RowReference
 from producer.ticket import Ticket, cancelled
 from producer.tracing import client_tracing
+from producer.windows import as_completed, in_order
 from producer.wire import decode_replies, encode_task
 
 log = logging.getLogger("trtq.client")
@@ -144,6 +147,8 @@ class Client:
         timeout: float | None = None,
         deadline: float | None = None,
         store: bool = False,
+        key: str | None = None,
+        key_window_s: float | None = None,
     ) -> Ticket:
         """Submits one task and returns at once.
 
@@ -153,10 +158,18 @@ class Client:
         to the model's; lists and numbers take the model's dtype.
 
         `priority`: "high", "normal" or "low". `timeout`: seconds that the task may wait for room
-        in a full queue (0: none; the ticket then fails with QueueFull at the first refusal).
+        in a full queue or below a rate limit (0: none; the ticket then fails with QueueFull or
+        its child RateLimited at the first refusal).
         `deadline`: seconds from now after which the answer is useless; a task that is late is
         not run and fails with DeadlineExceeded. Both default to the settings. `store`: keep the
         result for `Client.result(task_id)` too.
+
+        `key`: an idempotency key. Whichever client of this name submits the same inputs to the
+        model under the same key within `key_window_s` (default: the settings'), or while the task
+        is open, gets a ticket for this task and its outcome instead of another run; its priority
+        and deadline stay those of the first submit. Other inputs under the key end the ticket
+        with KeyConflict. A task that ended without having been run (cancelled, late, purged,
+        never accepted) frees its key. A key implies `store`.
 
         Raises UnknownModel, WrongInputName, WrongDtype, WrongShape, NoRows, TooManyRows,
         ForbiddenNaN, MessageTooLarge (all InvalidInput) before anything is sent; QueueFull if the
@@ -164,8 +177,17 @@ class Client:
         """
         spec = self.spec(model)
         tensors, rows, single = prepare(spec, inputs)
-        task = self._task(rows, deadline, store=store, inputs=tensors)
-        return self._send(spec, task, single, priority, timeout)
+        store_s = self.settings.store_s if store else 0
+        if key is None:
+            if key_window_s is not None:
+                raise InvalidInput(f"key_window_s {quoted(key_window_s)} without a key: give both")
+            task = self._task(rows, deadline, store_s, inputs=tensors)
+            return self._send(spec, task, single, priority, timeout)
+        window_s = self.settings.key_window_s if key_window_s is None else key_window_s
+        named = task_key(self._name, key, window_s, self._deadline_s(deadline), tensors)
+        store_s = max(store_s, math.ceil(named.window_ms / 1000))
+        task = self._task(rows, deadline, store_s, inputs=tensors)
+        return self._send(spec, task, single, priority, timeout, named)
 
     def submit_reference(
         self,
@@ -188,7 +210,7 @@ class Client:
                 f"model {model!r}: a reference to {rows} rows; it may hold 1 to "
                 f"{spec.max_rows_per_task}"
             )
-        task = self._task(rows, deadline, store=False, reference=reference)
+        task = self._task(rows, deadline, reference=reference)
         return self._send(spec, task, False, priority, timeout)
 
     def map(
@@ -198,19 +220,7 @@ class Client:
 
         `options` as for `submit`. The first error ends the iteration and cancels what is open.
         """
-        tickets: deque[Ticket] = deque()
-        items = iter(iterable)
-        try:
-            for item in itertools.islice(items, _window(window)):
-                tickets.append(self.submit(model, item, **options))
-            while tickets:
-                result = tickets.popleft().result()
-                for item in itertools.islice(items, 1):
-                    tickets.append(self.submit(model, item, **options))
-                yield result
-        finally:
-            for ticket in tickets:
-                ticket.cancel()
+        return in_order(partial(self.submit, model, **options), iterable, window)
 
     def as_completed(
         self, model: str, iterable: Iterable[Any], *, window: int = 256, **options: Any
@@ -219,34 +229,7 @@ class Client:
 
         `options` as for `submit`. The first error ends the iteration and cancels what is open.
         """
-        ended: deque[Ticket] = deque()
-        wake = threading.Semaphore(0)
-        indices: dict[str, int] = {}
-        tickets: dict[str, Ticket] = {}
-
-        def on_done(ticket: Ticket) -> None:
-            ended.append(ticket)
-            wake.release()
-
-        items = enumerate(iterable)
-        try:
-            left = _window(window)
-            while True:
-                for index, item in itertools.islice(items, left):
-                    ticket = self.submit(model, item, **options)
-                    indices[ticket.task_id] = index
-                    tickets[ticket.task_id] = ticket
-                    ticket.add_done_callback(on_done)
-                if not tickets:
-                    return
-                wake.acquire()
-                ticket = ended.popleft()
-                left = 1
-                del tickets[ticket.task_id]
-                yield indices.pop(ticket.task_id), ticket.result()
-        finally:
-            for ticket in tickets.values():
-                ticket.cancel()
+        return as_completed(partial(self.submit, model, **options), iterable, window)
 
     def result(self, task_id: str, *, by_name: bool = False) -> Any:
         """The stored result of a task submitted with `store=True`, always with its batch axis.
@@ -294,6 +277,8 @@ class Client:
     def cancel(self, ticket: Ticket) -> bool:
         """`Ticket.cancel`'s work."""
         self._check_open()
+        if ticket.repeated:
+            return False
         if ticket.entry_id is None:
             # Not sent yet, or being sent: then whoever sees it last takes it back.
             self._mailbox.forget(ticket)
@@ -310,24 +295,27 @@ class Client:
     def _remove(self, ticket: Ticket, entry_id: bytes) -> bool:
         with named_errors(self.redis_url):
             inbox = Inbox(self._link, ticket.model)
-            rows, size_bytes = ticket.rows, ticket.size_bytes
-            removed = inbox.cancel(ticket.priority, entry_id, rows, size_bytes) == 1
+            facts = ticket.rows, ticket.size_bytes, ticket.key
+            removed = inbox.cancel(ticket.priority, entry_id, *facts) == 1
         if removed:
             log.info("task %s of model %r is cancelled [unclaimed]", ticket.task_id, ticket.model)
         return removed
 
     def _task(
-        self, rows: int, deadline: float | None, *, store: bool, **body: Any
+        self, rows: int, deadline: float | None, store_s: int = 0, **body: Any
     ) -> InferenceTask:
-        seconds = positive_seconds(
-            "deadline", self.settings.default_deadline_s if deadline is None else deadline
-        )
+        seconds = self._deadline_s(deadline)
         return InferenceTask(
             f"{self.client_id}-{next(self._numbers):x}",
             rows,
             ttl_ms=max(1, int(seconds * 1000)),
-            store_s=self.settings.store_s if store else 0,
+            store_s=store_s,
             **body,
+        )
+
+    def _deadline_s(self, deadline: float | None) -> float:
+        return positive_seconds(
+            "deadline", self.settings.default_deadline_s if deadline is None else deadline
         )
 
     def _send(
@@ -337,12 +325,13 @@ class Client:
         single: bool,
         priority: str,
         timeout: float | None,
+        key: TaskKey | None = None,
     ) -> Ticket:
         if self._tracing is None:
-            return self._put(spec, task, single, priority, timeout)
+            return self._put(spec, task, single, priority, timeout, key)
         with self._tracing.submit(spec.name, task.task_id, task.rows) as span:
             traced = task._replace(trace=span.carrier)
-            ticket = self._put(spec, traced, single, priority, timeout)
+            ticket = self._put(spec, traced, single, priority, timeout, key)
         ticket.add_done_callback(span.end)
         return ticket
 
@@ -353,6 +342,7 @@ class Client:
         single: bool,
         priority: str,
         timeout: float | None,
+        key: TaskKey | None,
     ) -> Ticket:
         try:
             place = PRIORITIES.index(priority)
@@ -378,10 +368,11 @@ class Client:
             self._ticket_lock,
             task.rows,
             len(frame),
+            key.name if key else "",
         )
         self._mailbox.expect(ticket)
         try:
-            self._outbox.put(Letter(spec, ticket, task.rows, frame, now + seconds))
+            self._outbox.put(Letter(spec, ticket, task.rows, frame, now + seconds, key))
         except BaseException:
             self._mailbox.forget(ticket)
             raise
@@ -404,9 +395,3 @@ def _tell_child(client: Client) -> None:
             found._forked = True
 
     os.register_at_fork(after_in_child=mark)
-
-
-def _window(window: int) -> int:
-    if window < 1:
-        raise InvalidInput(f"window {window!r}: use 1 or more")
-    return window

@@ -81,6 +81,8 @@ class ProducerSettings(RedisSettings):
     client_max_unsent: int = Field(default=10_000, ge=1)
     #: How long a stored result is kept.
     store_s: int = Field(default=3600, ge=1)
+    #: How long an idempotency key is remembered when `submit` names no window.
+    key_window_s: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     #: How long a published model spec is trusted before it is read again.
     spec_ttl_s: float = Field(default=5.0, ge=0)
     #: How long connecting to Redis may take at start.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from producer.letters import OldLetter
 
 log = logging.getLogger("trtq.inbox")
+
+_KEY = re.compile(rb"[A-Za-z0-9][A-Za-z0-9_-]{0,63}:[0-9a-f]{64}")
 
 
 class Entry(NamedTuple):
@@ -23,6 +26,8 @@ class Entry(NamedTuple):
     handed_back: bool = False
     #: Workers whose lease of it has run out, the last one last.
     holders: tuple[str, ...] = ()
+    #: Its idempotency key as `<client name>:<hex digest>`, or empty.
+    key: str = ""
 
 
 class Claim(NamedTuple):
@@ -52,17 +57,24 @@ class Settled(NamedTuple):
 def entry_of(stream: int, raw: Any) -> Entry:
     """From an entry of XREADGROUP's answer."""
     entry_id, fields = raw
-    frame, rows = None, b"1"
+    frame, rows, key = None, b"1", b""
     for name, value in zip(fields[0::2], fields[1::2], strict=True):
         if name == b"d":
             frame = value
         elif name == b"r":
             rows = value
-    return Entry(stream, entry_id, frame, _count(rows))
+        elif name == b"k":
+            key = value
+    return Entry(stream, entry_id, frame, _count(rows), key=known_key(key) if key else "")
 
 
 def _count(text: bytes) -> int:
     return int(text) if text.isdigit() and len(text) < 16 else 1
+
+
+def known_key(text: bytes) -> str:
+    """Empty for what no client of ours wrote."""
+    return text.decode() if _KEY.fullmatch(text) else ""
 
 
 def mark_of(mark: bytes) -> tuple[int, bytes]:

@@ -142,6 +142,12 @@ class MessageTooLarge(InvalidInput):
     code = "message_too_large"
 
 
+class KeyConflict(InvalidInput):
+    """The idempotency key stands for a task with other inputs."""
+
+    code = "key_conflict"
+
+
 class Unavailable(TrtqError):
     """Nothing is wrong with the request; it may succeed later."""
 
@@ -164,6 +170,15 @@ class QueueFull(Unavailable):
     """The model's queue is at its limit of rows or bytes."""
 
     code = "queue_full"
+
+
+class RateLimited(QueueFull):
+    """A rate limit of the model or of this client's name; `retry_after_s` says when it has room."""
+
+    code = "rate_limited"
+
+    #: Seconds until the limit has room if nobody else takes it.
+    retry_after_s: float = 0.0
 
 
 class ResultTimeout(Unavailable, TimeoutError):

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgpack
 import redis
 
 from producer import keys
@@ -22,6 +21,7 @@ from producer.entries import Reclaim as Reclaim
 from producer.entries import (
     Settled,
     entry_of,
+    known_key,
     known_mark,
     mark_of,
     milliseconds,
@@ -29,7 +29,9 @@ from producer.entries import (
 )
 from producer.keys import GROUP, PRIORITIES
 from producer.letters import LetterLimits, old_letters
+from producer.limits import RateLimit
 from producer.link import Link
+from producer.scripts import packed
 from producer.spec import ModelSpec
 
 log = logging.getLogger("trtq.inbox")
@@ -38,8 +40,6 @@ log = logging.getLogger("trtq.inbox")
 BELL_TTL_MS = 1000
 #: A turn that did not renew itself for this long counts as dead.
 TURN_LEASE_MS = 3000
-#: A mark that claims to last longer was written before Redis' clock was set back (lua/_bell.lua).
-MOST_MARK_MS = 60_000
 #: How long a cancellation waits for the worker that holds its task.
 CANCEL_MARK_MS = 600_000
 #: How long a flush may be retried without being added twice.
@@ -63,6 +63,8 @@ class Settlement(NamedTuple):
     letter: Sequence[str | bytes] = ()
     #: The task's id and tracing context, where its client traces it.
     trace: tuple[str, Mapping[str, str]] | None = None
+    #: A task that ends without having been run frees its idempotency key.
+    frees_key: bool = False
 
 
 class QueueState(NamedTuple):
@@ -88,11 +90,12 @@ class Inbox:
 
     def __init__(self, link: Link, model: str, letters: LetterLimits | None = None) -> None:
         self.model = model
-        self._letters = _packed(list(letters or LetterLimits()))
+        self._letters = packed(list(letters or LetterLimits()))
         self.keys = keys.model_keys(model)
         self._link = link
         self._queue = keys.bell_queue(model)
         self._bells: dict[str, bytes] = {}
+        self._constants: tuple[ModelSpec | None, str, bytes] = None, "", b""
 
     def _bell(self, reason: str) -> bytes:
         message = self._bells.get(reason)
@@ -109,50 +112,54 @@ class Inbox:
         client: str,
         flush: int,
         tasks: Sequence[tuple[int, bytes]],
-    ) -> tuple[bool, list[bytes | None]]:
-        """Adds (rows, frame) pairs; returns (rang?, entry ids, None for each that was refused).
+    ) -> tuple[bool, list[bytes | int | None]]:
+        """Adds (rows, frame) pairs; returns (rang?, each pair's entry id).
+
+        Instead of an id, None is a full queue, and a number the ms until a rate limit has room.
 
         `flush` numbers the client's calls for one stream: the same number again returns the
         first answer, so a call whose answer was lost can be repeated.
         """
         k = self.keys
-        args: list[Any] = [
-            GROUP,
-            flush,
-            SEEN_S,
-            BELL_TTL_MS,
-            spec.cover_rows,
-            spec.queue_max_rows,
-            spec.queue_max_bytes,
-            self._bell("work"),
-        ]
-        args.append(_packed([rows for rows, _ in tasks]))
-        args += [frame for _, frame in tasks]
-        stream = k.streams[priority]
+        args = [self.add_constants(spec, client), flush, self._bell("work")]
+        args += [packed([rows for rows, _ in tasks]), *(frame for _, frame in tasks)]
         seen = keys.seen(self.model, PRIORITIES[priority], client)
-        script_keys = (stream, k.bells, k.turns, k.workers, k.load, seen, self._queue)
-        answer = self._link.script("add", script_keys, args)
+        answer = self._link.script("add", (k.streams[priority], seen, *self.add_keys), args)
         return bool(answer[0]), answer[1:]
 
-    def cancel(self, priority: int, entry_id: bytes, rows: int, size_bytes: int) -> int:
+    @property
+    def add_keys(self) -> tuple[str, ...]:
+        """The keys that every script that adds tasks works on."""
+        k = self.keys
+        return (k.bells, k.turns, k.workers, self._queue, k.load, k.limits)
+
+    def add_constants(self, spec: ModelSpec, client: str) -> bytes:
+        """What such a script is told each time, as the one argument that `lua/_add.lua` reads."""
+        if self._constants[0] is spec and self._constants[1] == client:
+            return self._constants[2]
+        limits = (spec.cover_rows, spec.queue_max_rows, spec.queue_max_bytes)
+        buckets = (self.keys.bucket, keys.client_bucket(self.model, client))
+        self._constants = spec, client, packed([GROUP, SEEN_S, BELL_TTL_MS, *limits, *buckets])
+        return self._constants[2]
+
+    def cancel(
+        self, priority: int, entry_id: bytes, rows: int, size_bytes: int, key: str = ""
+    ) -> int:
         """1: removed before anyone claimed it. 0: its worker is told. -1: already answered.
 
-        `rows` and `size_bytes` of the task, as they were added.
+        -2: it goes on, since other submits of its idempotency key wait for it. `rows`,
+        `size_bytes` and `key` of the task, as they were added.
         """
         k = self.keys
+        script_keys = [k.streams[priority], k.cancelled, k.load, k.events]
+        if key:
+            script_keys.append(keys.record(self.model, key))
         removed: int = self._link.script(
             "cancel",
-            (k.streams[priority], k.cancelled, k.load, k.events),
+            script_keys,
             [GROUP, entry_id, CANCEL_MARK_MS, priority, rows, size_bytes],
         )
         return removed
-
-    def live_workers(self) -> int:
-        """Workers that serve the model now."""
-        seconds, micros = self._link.call("TIME")
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        count: int = self._link.call("ZCOUNT", self.keys.workers, now_ms, now_ms + MOST_MARK_MS)
-        return count
 
     # The worker's side.
 
@@ -262,7 +269,7 @@ class Inbox:
         return disowned
 
     def settle(self, settlements: Sequence[Settlement]) -> Settled:
-        """Answers, acknowledges and deletes, keeps dead letters."""
+        """Answers, acknowledges and deletes, keeps dead letters, ends idempotency keys."""
         k = self.keys
         replies: dict[str, int] = {}
         facts: list[Any] = []
@@ -272,7 +279,7 @@ class Inbox:
             entry = s.entry
             size = len(entry.frame) if entry.frame else 0
             facts += (entry.stream, entry.entry_id, place, s.rows, size)
-            if s.result_key or s.letter:
+            if s.result_key or s.letter or entry.key:
                 kept.append((number, s))
         # One argument for all small facts: each argument costs both sides about a microsecond.
         script_keys = [k.load, k.cancelled, k.dead_letters, k.dead_bytes, k.holders, *k.streams]
@@ -282,8 +289,11 @@ class Inbox:
             if s.result_key:
                 script_keys.append(s.result_key)
             place = len(script_keys) if s.result_key else 0
-            rest.append((number, place, s.store_s, s.letter or ""))
-        args = [GROUP, REPLY_TTL_S, self._letters, _packed(facts), _packed(rest)]
+            if s.entry.key:
+                script_keys.append(keys.record(self.model, s.entry.key))
+            key = (len(script_keys), int(not s.frees_key)) if s.entry.key else (0, 0)
+            rest.append((number, place, s.store_s, s.letter or "", *key, keys.reply("")))
+        args = [GROUP, REPLY_TTL_S, self._letters, packed(facts), packed(rest)]
         args += [s.reply for s in settlements]
         answered, dropped, old = self._link.script("settle", script_keys, args)
         return Settled(answered, tuple(dropped), old_letters(old))
@@ -295,9 +305,12 @@ class Inbox:
         args = [GROUP, consumer, BELL_TTL_MS, self._bell("work left")]
         return bool(self._link.script("leave", script_keys, args))
 
-    def attend(self, consumer: str, ttl_ms: int) -> None:
-        """Marks a live worker of this model."""
-        self._link.script("attend", (self.keys.workers,), [consumer, ttl_ms])
+    def attend(self, consumer: str, ttl_ms: int, rate_limit: RateLimit | None = None) -> None:
+        """Marks a live worker of this model, and publishes the limits that it was given."""
+        args: list[Any] = [consumer, ttl_ms]
+        for name, value in (rate_limit.published() if rate_limit else {}).items():
+            args += (name, value)
+        self._link.script("attend", (self.keys.workers, self.keys.limits), args)
 
     def absent(self, consumer: str) -> None:
         """Takes a worker that stops off the list, and its consumers where they hold nothing."""
@@ -352,16 +365,18 @@ class Inbox:
         )
         return answer
 
-    def purge(self, count: int = 1000) -> list[bytes]:
-        """Takes up to `count` unclaimed entries out of each stream; returns their frames."""
+    def purge(self, count: int = 1000) -> tuple[list[bytes], list[tuple[str, str]]]:
+        """Takes up to `count` unclaimed entries out of each stream.
+
+        Returns their frames, and (idempotency key, `<stream index>:<id>`) of those that have one.
+        """
         frames: list[bytes] = []
+        keyed: list[tuple[str, str]] = []
         k = self.keys
-        for stream in k.streams:
-            frames += self._link.script("purge", (stream, k.load, k.events), [GROUP, count])
-        return frames
-
-
-def _packed(values: list[Any]) -> bytes:
-    # Redis' own msgpack knows no separate type for bytes.
-    packed: bytes = msgpack.packb(values, use_bin_type=False)
-    return packed
+        for index, stream in enumerate(k.streams):
+            script_keys = (stream, k.load, k.events)
+            found, pairs = self._link.script("purge", script_keys, [GROUP, count])
+            frames += found
+            for key, entry_id in zip(pairs[::2], pairs[1::2], strict=True):
+                keyed.append((known_key(key), f"{index}:{entry_id.decode()}"))
+        return frames, keyed

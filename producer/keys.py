@@ -36,6 +36,8 @@ class ModelKeys(NamedTuple):
     dead_bytes: str
     holders: str
     events: str
+    limits: str
+    bucket: str
 
     @property
     def streams(self) -> tuple[str, str, str]:
@@ -89,6 +91,21 @@ def old_dead(model: str) -> str:
 def seen(model: str, priority: str, client: str) -> str:
     """The last flush of `client` that a stream took, so that a retry adds nothing twice."""
     return f"trtq:{{{model}}}:seen:{priority}:{client}"
+
+
+def record(model: str, key: str) -> str:
+    """What is known of an idempotency key, given as `<client name>:<hex digest>`."""
+    return f"trtq:{{{model}}}:key:{key}"
+
+
+def client_bucket(model: str, client: str) -> str:
+    """The token bucket of all clients that share the name in the client id."""
+    return f"trtq:{{{model}}}:bucket:{client_name(client)}"
+
+
+def client_name(client: str) -> str:
+    """The name in the client id `<name>.<hex>`."""
+    return client.rpartition(".")[0] or client
 
 
 def reply(client: str) -> str:

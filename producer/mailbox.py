@@ -16,9 +16,16 @@ import redis
 
 from producer import keys
 from producer.connection import PASSING_ERRORS, access_denied
-from producer.errors import ClientClosed, DeadlineExceeded, TrtqError, WireError
+from producer.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    ResultMissing,
+    TrtqError,
+    WireError,
+)
 from producer.events import count_event
 from producer.link import Link
+from producer.task import Reply
 from producer.ticket import Ticket
 from producer.wire import decode_replies
 
@@ -63,13 +70,13 @@ class Mailbox:
 
     def expect(self, ticket: Ticket) -> None:
         """From now on a reply to the ticket's task ends it."""
-        self._open[ticket.task_id] = ticket
+        self._open[ticket.reply_id] = ticket
         if self._failure is not None:
             self._fail_all(self._failure)
 
     def forget(self, ticket: Ticket) -> None:
         """The ticket ended by itself."""
-        self._open.pop(ticket.task_id, None)
+        self._open.pop(ticket.reply_id, None)
 
     @property
     def open_tickets(self) -> int:
@@ -145,16 +152,33 @@ class Mailbox:
     def _deliver(self, blob: bytes) -> None:
         try:
             for reply in decode_replies(blob):
+                if reply.stored_as:
+                    self._fetch(reply)
+                    continue
                 ticket = self._open.pop(reply.task_id, None)
                 if ticket is not None:
                     ticket.answer(reply)
         except WireError as failure:
             log.error("an unreadable reply was skipped: %s", failure)
 
+    def _fetch(self, notice: Reply) -> None:
+        """Answers a ticket that waited for an earlier task of its key from that task's reply."""
+        ticket = self._open.get(notice.task_id)
+        if ticket is None:
+            return
+        blob = self._link.call("GET", keys.result(notice.stored_as))
+        self.forget(ticket)
+        ticket.answer_stored(blob or b"")
+        ticket.fail(
+            ResultMissing(
+                f"task {notice.stored_as}, which had the same key, ended without a stored outcome"
+            )
+        )
+
     def _sweep(self, now_s: float) -> None:
         late = [t for t in list(self._open.values()) if now_s > t.deadline_s + self._grace_s]
         for ticket in late:
-            self._open.pop(ticket.task_id, None)
+            self._open.pop(ticket.reply_id, None)
             ticket.fail(
                 DeadlineExceeded(
                     f"task {ticket.task_id} of model {ticket.model!r} has no answer at its "

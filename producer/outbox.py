@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import redis
 
 from producer.connection import LINK_ERRORS, PASSING_ERRORS, access_denied, redis_full
-from producer.errors import QueueFull, RedisUnavailable, TrtqError
+from producer.errors import KeyConflict, QueueFull, RedisUnavailable, TrtqError
 from producer.events import count_event
 from producer.inbox import Inbox
+from producer.keyed import Answer, KeyedInbox, KeyedTask, Repeated, TaskKey
 from producer.link import Link
+from producer.refusals import Holds, refusal
 from producer.spec import ModelSpec
 from producer.ticket import Ticket
 
@@ -33,6 +36,9 @@ _IDLE_S = 1.0
 _BUSY_TASKS = 32
 _GATHER_S = 0.001
 
+#: What letters must share to leave in one script call: model, priority, whether they have keys.
+Group: TypeAlias = tuple[str, int, bool]
+
 
 class Letter(NamedTuple):
     """A task on its way into a stream. `give_up_s` is the clock time until which to try."""
@@ -42,6 +48,12 @@ class Letter(NamedTuple):
     rows: int
     frame: bytes
     give_up_s: float
+    key: TaskKey | None = None
+
+    @property
+    def group(self) -> Group:
+        """With whom it may leave."""
+        return self.spec.name, self.ticket.priority, self.key is not None
 
 
 class Outbox:
@@ -53,7 +65,7 @@ class Outbox:
         client: str,
         clock: Callable[[], float],
         max_unsent: int,
-        on_refused: Callable[[Ticket], None],
+        forget: Callable[[Ticket], None],
         in_flight: Callable[[], int],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -61,14 +73,16 @@ class Outbox:
         self._client = client
         self._clock = clock
         self._max_unsent = max_unsent
-        self._on_refused = on_refused
+        self._forget = forget
         self._in_flight = in_flight
         self._sleep = sleep
         self._queue: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._inboxes: dict[str, Inbox] = {}
+        self._keyed: dict[str, KeyedInbox] = {}
         self._carried: Counter[str] = Counter()
-        self._retry_s: dict[tuple[str, int], float] = {}
+        self._retry_s: dict[Group, float] = {}
+        self._holds: Holds[Group] = Holds(clock)
         self._flush = 0
         self._refused: Counter[tuple[str, str]] = Counter()
         self._stop = threading.Event()
@@ -139,11 +153,11 @@ class Outbox:
             letters = [letter for letter in carried if not letter.ticket.done()]
             letters += self._collect(wait=not letters)
             carried = []
-            groups: dict[tuple[str, int], list[Letter]] = {}
+            groups: dict[Group, list[Letter]] = {}
             for letter in letters:
-                groups.setdefault((letter.spec.name, letter.ticket.priority), []).append(letter)
-            for key, group in groups.items():
-                carried += self._send_unless_full(key, group)
+                groups.setdefault(letter.group, []).append(letter)
+            for group in sorted(groups):
+                carried += self._send_unless_full(group, groups[group])
             self._carried = Counter(letter.spec.name for letter in carried)
             self._count_refused()
             with self._room:
@@ -151,13 +165,13 @@ class Outbox:
             if len(carried) >= len(letters) and carried:
                 self._stop.wait(_FULL_RETRY_S)
 
-    def _send_unless_full(self, key: tuple[str, int], letters: list[Letter]) -> list[Letter]:
+    def _send_unless_full(self, group: Group, letters: list[Letter]) -> list[Letter]:
         """Sends a group, unless its queue was full a moment ago; returns what has to wait."""
-        if self._clock() < self._retry_s.get(key, 0.0) and not self._stop.is_set():
+        if self._clock() < self._retry_s.get(group, 0.0) and not self._stop.is_set():
             return letters
-        refused = self._send_in_parts(letters)
+        refused = self._send_in_parts(group, letters)
         if refused:
-            self._retry_s[key] = self._clock() + _FULL_RETRY_S
+            self._retry_s[group] = self._clock() + _FULL_RETRY_S
         return refused
 
     def _collect(self, *, wait: bool) -> list[Letter]:
@@ -178,9 +192,13 @@ class Outbox:
             pass
         return letters
 
-    def _send_in_parts(self, letters: list[Letter]) -> list[Letter]:
+    def _send_in_parts(self, group: Group, letters: list[Letter]) -> list[Letter]:
         again: list[Letter] = []
         for first in range(0, len(letters), _FLUSH_TASKS):
+            held_s = self._holds.left_s(group)
+            if held_s > 0:
+                # First come, first served: new letters wait behind those that were refused.
+                return again + self._patient(letters[first:], math.ceil(held_s * 1000))
             part = letters[first : first + _FLUSH_TASKS]
             refused = self._send(part)
             again += refused
@@ -190,16 +208,15 @@ class Outbox:
 
     def _send(self, letters: list[Letter]) -> list[Letter]:
         """Adds one group; returns those that a full queue refused and that may try again."""
-        spec, priority = letters[0].spec, letters[0].ticket.priority
+        spec = letters[0].spec
         inbox = self._inboxes.get(spec.name)
         if inbox is None:
             inbox = self._inboxes[spec.name] = Inbox(self._link, spec.name)
         self._flush += 1
-        tasks = [(letter.rows, letter.frame) for letter in letters]
         failures = 0
         while True:
             try:
-                _, ids = inbox.add(spec, priority, self._client, self._flush, tasks)
+                answers = self._add(inbox, letters)
                 break
             except redis.exceptions.OutOfMemoryError as failure:
                 # A refused script has written nothing, so each task may give up for itself.
@@ -219,24 +236,50 @@ class Outbox:
                     self._refuse(letter, error)
                 return []
         again = []
-        for letter, entry_id in zip(letters, ids, strict=True):
-            if entry_id is not None:
-                letter.ticket.entry_id = entry_id
+        for letter, answer in zip(letters, answers, strict=True):
+            if isinstance(answer, bytes):
+                letter.ticket.entry_id = answer
                 if letter.ticket.failed():
                     self._take_back(inbox, letter)
-            elif self._clock() >= letter.give_up_s or self._stop.is_set():
-                self._refuse(letter, _full(spec))
+            elif isinstance(answer, Repeated):
+                self._join(letter, answer)
+            elif isinstance(answer, KeyConflict):
+                self._refuse(letter, answer)
             else:
-                again.append(letter)
+                if isinstance(answer, int):
+                    self._holds.keep(letter.group, answer / 1000)
+                again += self._patient([letter], answer)
         return again
 
-    def _patient(self, letters: list[Letter], error: TrtqError) -> list[Letter]:
+    def _add(self, inbox: Inbox, letters: list[Letter]) -> Sequence[Answer]:
+        spec, priority = letters[0].spec, letters[0].ticket.priority
+        keyed = [
+            KeyedTask(one.ticket.reply_id, one.rows, one.frame, one.key)
+            for one in letters
+            if one.key is not None
+        ]
+        if not keyed:
+            tasks = [(letter.rows, letter.frame) for letter in letters]
+            return inbox.add(spec, priority, self._client, self._flush, tasks)[1]
+        keyed_inbox = self._keyed.get(spec.name)
+        if keyed_inbox is None:
+            keyed_inbox = self._keyed[spec.name] = KeyedInbox(inbox, self._link)
+        return keyed_inbox.add(spec, priority, self._client, keyed)
+
+    def _join(self, letter: Letter, earlier: Repeated) -> None:
+        """The key was used before: the ticket stands for the earlier task."""
+        letter.ticket.task_id = earlier.task_id
+        if earlier.reply is not None:
+            self._forget(letter.ticket)
+            letter.ticket.answer_stored(earlier.reply)
+
+    def _patient(self, letters: list[Letter], answer: Answer) -> list[Letter]:
         """Refuses those that have given up; returns those that may try again."""
         now = self._clock()
         again = []
         for letter in letters:
             if now >= letter.give_up_s or self._stop.is_set():
-                self._refuse(letter, error)
+                self._refuse(letter, refusal(answer, letter.spec, letter.rows))
             else:
                 again.append(letter)
         return again
@@ -246,7 +289,8 @@ class Outbox:
         entry_id = letter.ticket.entry_id
         assert entry_id is not None
         try:
-            inbox.cancel(letter.ticket.priority, entry_id, letter.rows, len(letter.frame))
+            size_bytes, key = len(letter.frame), letter.ticket.key
+            inbox.cancel(letter.ticket.priority, entry_id, letter.rows, size_bytes, key)
         except PASSING_ERRORS as failure:
             log.warning("task %s was not taken back: %s", letter.ticket.task_id, failure)
 
@@ -265,7 +309,7 @@ class Outbox:
         return True
 
     def _refuse(self, letter: Letter, error: TrtqError) -> None:
-        self._on_refused(letter.ticket)
+        self._forget(letter.ticket)
         if not letter.ticket.fail(error):
             return
         model = letter.spec.name
@@ -277,10 +321,3 @@ class Outbox:
         refused, self._refused = self._refused, Counter()
         for (model, code), times in refused.items():
             count_event(self._link, model, "refused", code, times)
-
-
-def _full(spec: ModelSpec) -> QueueFull:
-    return QueueFull(
-        f"the queue of model {spec.name!r} is full ({spec.queue_max_rows} rows or "
-        f"{spec.queue_max_bytes} bytes); try later, allow a longer timeout, or add workers"
-    )

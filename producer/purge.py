@@ -11,6 +11,7 @@ from producer import keys
 from producer.dead import DeadLetters
 from producer.errors import Cancelled, WireError
 from producer.inbox import REPLY_TTL_S, Inbox
+from producer.keyed import free_keys
 from producer.link import Link
 from producer.task import Reply, client_of
 from producer.text import shown_name
@@ -36,11 +37,12 @@ def purge(connection: redis.Redis, model: str) -> int:
     removed = 0
     # At most what was there at the start: busy senders must not keep this going for ever.
     while removed < left:
-        frames = inbox.purge()
+        frames, keyed = inbox.purge()
         if not frames:
             break
         removed += len(frames)
         _tell(link, model, frames)
+        free_keys(link, model, keyed)
     return removed
 
 

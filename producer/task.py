@@ -52,13 +52,18 @@ class InferenceTask(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The answer to one task: `outputs`, or `row_errors` of a reference, or an error."""
+    """The answer to one task: `outputs`, or `row_errors` of a reference, or an error.
+
+    Or, where an idempotency key led to an earlier task, that task's id as `stored_as`: its stored
+    reply is the answer.
+    """
 
     task_id: str
     outputs: tuple[Tensor, ...] = ()
     row_errors: tuple[RowError, ...] = ()
     error_code: str = ""
     error_message: str = ""
+    stored_as: str = ""
 
 
 def client_of(task_id: str) -> str:

@@ -12,10 +12,12 @@ from producer.errors import (
     Cancelled,
     ResultTimeout,
     TrtqError,
+    WireError,
     from_code,
 )
 from producer.inputs import to_arrays
 from producer.task import Reply
+from producer.wire import decode_replies
 
 log = logging.getLogger("trtq.ticket")
 
@@ -43,8 +45,10 @@ class Ticket:
         "_single",
         "deadline_s",
         "entry_id",
+        "key",
         "model",
         "priority",
+        "reply_id",
         "rows",
         "size_bytes",
         "task_id",
@@ -61,13 +65,17 @@ class Ticket:
         lock: threading.Lock,
         rows: int = 1,
         size_bytes: int = 0,
+        key: str = "",
     ) -> None:
         self.task_id = task_id
+        #: The id under which this client is answered: always the first one.
+        self.reply_id = task_id
         self.model = model
         self.priority = priority
         self.deadline_s = deadline_s
         self.rows = rows
         self.size_bytes = size_bytes
+        self.key = key
         self.entry_id: bytes | None = None
         self._single = single
         self._canceller = canceller
@@ -91,7 +99,12 @@ class Ticket:
 
     def accepted(self) -> bool:
         """True once Redis holds the task (or it has ended)."""
-        return self.entry_id is not None or self.done()
+        return self.entry_id is not None or self.repeated or self.done()
+
+    @property
+    def repeated(self) -> bool:
+        """True once an idempotency key led to an earlier task, whose id is `task_id` then."""
+        return self.task_id != self.reply_id
 
     def result(self, timeout: float | None = None) -> Any:
         """The outputs; waits up to `timeout` seconds (None: until the task's deadline).
@@ -126,6 +139,7 @@ class Ticket:
 
         False: it is being run or has ended. A task that a worker holds but has not started ends
         with Cancelled when the worker sees the mark; then this returns False and `result` tells.
+        False too if other submits of its idempotency key wait for it, or if this is one of them.
         """
         return not self.done() and self._canceller.cancel(self)
 
@@ -161,6 +175,14 @@ class Ticket:
     def answer(self, reply: Reply) -> bool:
         """The mailbox's call. False if the ticket had ended before."""
         return self._end(reply, None)
+
+    def answer_stored(self, blob: bytes) -> None:
+        """Ends the ticket with the stored reply in `blob`, if there is one."""
+        try:
+            for reply in decode_replies(blob):
+                self.answer(reply)
+        except WireError as failure:
+            self.fail(failure)
 
     def fail(self, error: TrtqError) -> bool:
         """Ends the ticket with `error`. False if it had ended before."""

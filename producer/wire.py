@@ -4,7 +4,7 @@ Every version starts with the same two elements, [version, task_id, ...], so a r
 name the sender of a message that it cannot read otherwise. Version 1 goes on:
 
     task   kind (0 rows inside, 1 rows by reference), rows, ttl_ms, store_s, body, trace
-    reply  status (0 rows inside, 1 rows by reference, 2 error), body
+    reply  status (0 rows inside, 1 rows by reference, 2 error, 3 stored under another id), body
 
 A tensor is [name, dtype, shape, data]. Nothing here can run code: no pickle, no extension types.
 
@@ -26,7 +26,7 @@ from producer.spec import DTYPES, MAX_RANK, MAX_TENSORS
 from producer.task import InferenceTask, Reply, RowError, RowReference, Tensor
 
 VERSION = 1
-_INSIDE, _REFERENCE, _ERROR = 0, 1, 2
+_INSIDE, _REFERENCE, _ERROR, _STORED = 0, 1, 2, 3
 _ITEM_BYTES = {
     name: int("".join(c for c in name if c.isdigit()) or 8) // 8 for name in sorted(DTYPES)
 }
@@ -101,6 +101,8 @@ def encode_reply(reply: Reply) -> bytes:
     if reply.error_code:
         status: int = _ERROR
         body: Any = (reply.error_code, reply.error_message)
+    elif reply.stored_as:
+        status, body = _STORED, reply.stored_as
     elif reply.outputs:
         status, body = _INSIDE, reply.outputs
     else:
@@ -179,6 +181,11 @@ def _reply(unpacker: Any, budget: _Budget) -> Reply:
         if _is_texts(body, 2) and body[0]:
             return Reply(task_id, error_code=body[0], error_message=body[1])
         raise CorruptMessage(f"the error for {task_id} is not [code, message]")
+    if status == _STORED:
+        original = unpacker.unpack()
+        if _is_task_id(original):
+            return Reply(task_id, stored_as=original)
+        raise CorruptMessage(f"the reply to {task_id} names no task whose reply is stored")
     raise CorruptMessage(f"reply to {task_id} has unknown status {quoted(status)}")
 
 

@@ -53,7 +53,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     onnx_models.checksum_model(folder / "checksum.onnx", 16)
-    onnx_models.write_config(folder, "checksum", max_batch=4)
+    rate_limit = {"rows_per_s": 1e6, "per_client_rows_per_s": 1e6}
+    onnx_models.write_config(folder, "checksum", max_batch=4, rate_limit=rate_limit)
     return folder
 
 
@@ -98,6 +99,11 @@ def test_a_producer_can_do_its_work(guarded: Guarded, workers: list[WorkerHandle
         kept = client.submit("checksum", ROWS[0], store=True)
         kept.result(20)
         assert int(client.result(kept.task_id)[0]) == sums[0]
+        for _ in range(2):
+            assert int(client.submit("checksum", ROWS[0], key="k").result(20)) == sums[0]
+        repeats = [client.submit("checksum", ROWS[1], key="k1") for _ in range(3)]
+        assert [int(ticket.result(20)) for ticket in repeats] == [sums[1]] * 3
+        client.submit("checksum", ROWS[2], key="k2").cancel()
         tickets = [client.submit("checksum", row) for row in ROWS]
         taken_back = [ticket.cancel() for ticket in tickets]
         for ticket, taken in zip(tickets, taken_back, strict=True):
@@ -117,6 +123,18 @@ def test_operators_can_do_their_work(guarded: Guarded, workers: list[WorkerHandl
     for user in ("graphs", "ops"):
         assert "checksum" in trtq("status", "--json", url=guarded.url(user)).stdout
         assert "checksum" in trtq("models", "--json", url=guarded.url(user)).stdout
+    # An entry that nobody claims: its key is freed by the operator.
+    spec = guarded.admin.hget("trtq:models", "checksum")
+    guarded.admin.hset("trtq:models", "idle", spec.replace(b'"checksum"', b'"idle"'))
+    with Client(guarded.url("alice")) as client:
+        keyed = [client.submit("idle", ROWS[0], key="k") for _ in range(2)]
+        until(lambda: all(ticket.accepted() for ticket in keyed))
+        assert trtq("purge", "idle", "--yes", url=guarded.url("ops")).returncode == 0
+        assert all(isinstance(ticket.exception(20), Cancelled) for ticket in keyed)
+        again = client.submit("idle", ROWS[0], key="k")
+        until(again.accepted)
+        assert again.cancel()
+    guarded.admin.hdel("trtq:models", "idle")
     assert trtq("purge", "checksum", "--yes", url=guarded.url("ops")).returncode == 0
     # A frame that nobody can read becomes a dead letter.
     guarded.admin.xadd("trtq:{checksum}:in:high", {"d": b"no task"})
@@ -214,6 +232,7 @@ NOT_FOR_PRODUCERS: list[tuple[Any, ...]] = [
     ("XREAD", "STREAMS", STREAM, "0"),
     ("XRANGE", STREAM, "-", "+"),
     ("XINFO", "STREAM", STREAM),
+    ("XINFO", "CONSUMERS", STREAM, "workers"),
     ("XTRIM", STREAM, "MAXLEN", 0),
     ("XGROUP", "DESTROY", STREAM, "workers"),
     ("DUMP", STREAM),
@@ -229,6 +248,11 @@ NOT_FOR_PRODUCERS: list[tuple[Any, ...]] = [
     ("BLMOVE", "trtq:reply:bob.1", "trtq:reply:alice.1", "LEFT", "LEFT", 0.1),
     ("LRANGE", "trtq:reply:alicia.1", 0, -1),
     ("GET", "trtq:result:bob.1-0"),
+    ("GET", "trtq:{checksum}:key:bob:1"),
+    ("GETSET", "trtq:{checksum}:key:alicia:1", "x"),
+    ("GETSET", "trtq:{checksum}:bucket:bob", "x"),
+    ("HSET", "trtq:{checksum}:limits", "rows_per_s", 9),
+    ("DEL", "trtq:{checksum}:key:alice:1"),
     ("LRANGE", "trtq:{checksum}:dead", 0, -1),
     ("GET", "trtq:worker:cpu"),
     ("GET", "celery-task-meta-1"),

@@ -232,7 +232,7 @@ def test_an_entry_of_no_bytes_or_rows_ends_like_any_other(
     assert entry.entry_id == first
     assert inbox.settle([answer(entry)]) == Settled(1)
     assert inbox.cancel(1, second, 0, 0) == 1
-    assert inbox.purge() == ([fields["d"]] if "d" in fields else [])
+    assert inbox.purge() == ([fields["d"]] if "d" in fields else [], [])
     assert not connection.exists(inbox.keys.normal) or not connection.xlen(inbox.keys.normal)
     assert third != second
 
@@ -313,7 +313,7 @@ def test_purge_takes_what_nobody_holds(inbox: Inbox, add: Adder) -> None:
     inbox.claim("w", 1)
     add([b"a"], 0, rows=2)
     add([b"b"], 2)
-    assert inbox.purge() == [b"a", b"b"]
+    assert inbox.purge() == ([b"a", b"b"], [])
     assert (inbox.look().rows, inbox.look().claimed) == (1, 1)
 
 
@@ -375,7 +375,7 @@ def test_a_heartbeat_sweeps(inbox: Inbox, add: Adder, connection: redis.Redis) -
     add([b"a"])
     inbox.settle([answer(entry) for entry in inbox.enter("died", 1).entries])
     assert consumers(inbox, connection) == {"died"}
-    served = SimpleNamespace(spec=SPEC, inbox=inbox, counters=Counters())
+    served = SimpleNamespace(rate_limit=None, spec=SPEC, inbox=inbox, counters=Counters())
     deaths: list[str] = []
     presence = Presence(connection, "w", {}, [served], 10_000, 0.01, deaths.append)
     presence.start()

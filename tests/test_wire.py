@@ -55,6 +55,17 @@ def test_golden_replies(reply: Reply, frame: bytes) -> None:
     assert list(decode_replies(frame)) == [reply]
 
 
+def test_golden_notice() -> None:
+    """The same bytes as `_key.lua` writes."""
+    notice = Reply("client-1f", stored_as="client-20")
+    frame = b"\x94\x01\xa9client-1f\x03\xa9client-20"
+    assert encode_reply(notice) == frame
+    assert list(decode_replies(frame)) == [notice]
+    for original in (b"\xa0", b"\xa3abc", b"\x07", b"\x91\x01"):
+        with pytest.raises(CorruptMessage):
+            list(decode_replies(b"\x94\x01\xa9client-1f\x03" + original))
+
+
 def test_golden_error() -> None:
     frame = b"\x94\x01\xa9client-1f\x02\x92\xa9cancelled\xa4gone"
     assert encode_reply(ERROR) == frame

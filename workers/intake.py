@@ -18,7 +18,7 @@ from producer.errors import (
     WireError,
     WrongInputName,
 )
-from producer.inbox import Entry, Settlement
+from producer.inbox import REPLY_TTL_S, Entry, Settlement
 from producer.inputs import check_tensors
 from producer.letters import encode_letter
 from producer.spec import ModelSpec
@@ -171,6 +171,8 @@ class Intake:
             held.task.store_s,
             _letter(held.entry, held.task.task_id, failure) if dead else (),
             trace_of(held.task),
+            # Dead tasks were run, and too often or too long already; all others were not.
+            frees_key=not dead,
         )
 
     def _task(self, entry: Entry) -> InferenceTask:
@@ -197,7 +199,11 @@ class Intake:
         keep = task_id is None or isinstance(failure, WireError)
         letter = _letter(entry, task_id or "", failure) if keep else ()
         client = client_of(task_id) if task_id else None
-        return Settlement(entry, entry.rows, client, reply, letter=letter)
+        # Who waits for a keyed task finds its outcome where results are stored.
+        stored = keys.result(task_id) if task_id and entry.key else ""
+        return Settlement(
+            entry, entry.rows, client, reply, stored, REPLY_TTL_S, letter, frees_key=True
+        )
 
     def _alone(self, entry: Entry, task: InferenceTask) -> bool:
         if entry.deliveries > self._max_deliveries:

@@ -19,6 +19,7 @@ from pydantic import (
 
 from producer.errors import ConfigError, ModelConflict
 from producer.keys import check_name
+from producer.limits import RateLimit
 from producer.quote import printable, quoted
 from producer.spec import MAX_COUNT, MAX_TENSORS, ModelSpec
 from workers.engines.base import EngineSpec
@@ -60,6 +61,8 @@ class ModelConfig(BaseModel):
     queue_max_rows: int = Field(default=100_000, ge=1, le=MAX_COUNT)
     queue_max_bytes: int = Field(default=256 << 20, ge=1, le=MAX_COUNT)
     max_task_bytes: int = Field(default=16 << 20, ge=1, le=MAX_COUNT)
+    #: Rows a second that the queue accepts, in all and from one client; None: no limit.
+    rate_limit: RateLimit | None = None
     #: ONNX Runtime's threads within one operator; 0 leaves the number to it.
     threads: int = Field(default=0, ge=0, le=1024)
     #: How TensorRT builds a plan from an ONNX file; a finished plan needs none.
@@ -94,6 +97,13 @@ class ModelConfig(BaseModel):
             raise ValueError(
                 f"queue_max_bytes is {self.queue_max_bytes}, less than max_task_bytes "
                 f"{self.max_task_bytes}: raise it"
+            )
+        burst_rows = self.rate_limit.least_burst_rows if self.rate_limit else None
+        if burst_rows is not None and burst_rows < (rows or self.max_batch):
+            raise ValueError(
+                f"rate_limit allows a burst of {burst_rows} rows, less than the "
+                f"{rows or self.max_batch} rows of one task, which would never pass: raise it or "
+                "lower max_rows_per_task"
             )
         return self
 

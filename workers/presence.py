@@ -15,6 +15,7 @@ from producer import keys
 from producer.connection import LINK_ERRORS, PASSING_ERRORS
 from producer.errors import ModelConflict
 from producer.inbox import Inbox
+from producer.limits import RateLimit
 from producer.link import Link
 from producer.spec import ModelSpec
 from workers.metrics import Counters
@@ -29,6 +30,7 @@ class ServedModel(Protocol):
     """What the heartbeat asks of a loaded model."""
 
     spec: ModelSpec
+    rate_limit: RateLimit | None
     inbox: Inbox
     counters: Counters
 
@@ -103,7 +105,9 @@ class Presence:
 
     def _check_conflict(self, model: ServedModel) -> None:
         published = self._redis.hget(keys.MODELS, model.spec.name)
-        if published is None or published == _published(model.spec):
+        limits = {k.decode(): v.decode() for k, v in self._limits(model).items()}
+        ours = model.rate_limit.published() if model.rate_limit else {}
+        if published is None or (published == _published(model.spec) and limits == ours):
             return
         if model.inbox.look().workers:
             raise ModelConflict(
@@ -111,6 +115,10 @@ class Presence:
                 "(other inputs, outputs or limits); give this one another name, or stop the "
                 "workers of the old one first"
             )
+
+    def _limits(self, model: ServedModel) -> dict[bytes, bytes]:
+        found: Any = self._redis.hgetall(keys.model_keys(model.spec.name).limits)
+        return dict(found)
 
     def _guarded(self) -> None:
         try:
@@ -147,7 +155,7 @@ class Presence:
         turns = keys.model_keys(self._models[0].spec.name).turns
         self._link.script("beat", (keys.worker(self._consumer), keys.MODELS, turns), args)
         for model in self._models:
-            model.inbox.attend(self._consumer, _ALIVE_MS)
+            model.inbox.attend(self._consumer, _ALIVE_MS, model.rate_limit)
         self._before, self._before_s = total, now_s
 
     def _heal(self) -> None:

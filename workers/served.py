@@ -68,6 +68,8 @@ class Served:
         self.engine.load()
         config, settings = self.config, self._settings
         self.spec = config.model_spec(self.engine.spec, self.engine.capacity)
+        limit = config.rate_limit
+        self.rate_limit = limit and limit.with_bursts(self.spec.max_rows_per_task)
         self.ledger = Ledger()
         self.feed = Feed(self.spec.max_batch, config.max_delay_ms, self._clock)
         runner = BatchRunner(

@@ -37,17 +37,19 @@ def register(app: Celery, process: WorkerProcess) -> None:
         inputs: Any,
         priority: str = "normal",
         deadline: float | None = None,
+        key: str | None = None,
     ) -> Any:
         """Runs `model` on nested lists or base64 .npy texts (a dict of them by input name).
 
         Returns nested lists (a dict of them for several outputs). Goes through the model's queue
-        and batches as any other task; raises the same errors. In a chain or chord Celery puts the
-        earlier result first, so `(inputs, model)` is understood too.
+        and batches as any other task; raises the same errors. With an idempotency key a message
+        that is delivered twice runs once. In a chain or chord Celery puts the earlier result
+        first, so `(inputs, model)` is understood too.
         """
         if isinstance(inputs, str) and not isinstance(model, str):
             model, inputs = inputs, model
         ticket = process.client.submit(
-            model, from_plain(inputs), priority=priority, deadline=deadline
+            model, from_plain(inputs), priority=priority, deadline=deadline, key=key
         )
         return to_plain(ticket.result())
 

@@ -38,6 +38,13 @@ def submit(
     store: Annotated[
         bool, typer.Option("--store", help="Keep the result for `trtq result`; prints its id.")
     ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Idempotency key: the same key and inputs again are not run again."),
+    ] = None,
+    key_window: Annotated[
+        float | None, typer.Option(help="Seconds for which the key is remembered.")
+    ] = None,
     redis_url: RedisUrl = None,
 ) -> None:
     """Run one task and print its result as JSON.
@@ -55,7 +62,14 @@ def submit(
             _check_single_output(len(outputs), output)
         warn_if_unserved(redis_url, model)
         ticket = client.submit(
-            model, value, priority=priority, deadline=deadline, timeout=timeout, store=store
+            model,
+            value,
+            priority=priority,
+            deadline=deadline,
+            timeout=timeout,
+            store=store,
+            key=key,
+            key_window_s=key_window,
         )
         if store:
             typer.echo(f"task {ticket.task_id}", err=True)

@@ -1,15 +1,15 @@
 -- Takes up to `count` unclaimed entries out of one stream.
 -- KEYS  stream, load, events    ARGV  group, count
--- Returns the frames, for their senders to be told.
+-- Returns {frames, {key, entry id, ...}}: whose senders are to be told, whose idempotency keys to be freed.
 local stream, group = KEYS[1], ARGV[1]
-local frames, entries, rows, bytes = {}, 0, 0, 0
+local frames, keyed, entries, rows, bytes = {}, {}, 0, 0, 0
 if redis.call('XLEN', stream) == 0 then
-  return frames
+  return {frames, keyed}
 end
 ensure_group(stream, group)
 local read = redis.call('XREADGROUP', 'GROUP', group, 'purge', 'COUNT', ARGV[2], 'STREAMS', stream, '>')
 if not read then
-  return frames
+  return {frames, keyed}
 end
 for _, entry in ipairs(read[1][2]) do
   local fields, entry_rows = entry[2], 1
@@ -19,6 +19,9 @@ for _, entry in ipairs(read[1][2]) do
     elseif fields[field] == 'd' then
       frames[#frames + 1] = fields[field + 1]
       bytes = bytes + #fields[field + 1]
+    elseif fields[field] == 'k' then
+      keyed[#keyed + 1] = fields[field + 1]
+      keyed[#keyed + 1] = entry[1]
     end
   end
   rows = rows + entry_rows
@@ -30,4 +33,4 @@ redis.call('XGROUP', 'DELCONSUMER', stream, group, 'purge')
 redis.call('HINCRBY', KEYS[2], 'rows', 0 - rows)
 redis.call('HINCRBY', KEYS[2], 'bytes', 0 - bytes)
 redis.call('HINCRBY', KEYS[3], 'purged:operator', entries)
-return frames
+return {frames, keyed}

@@ -1,10 +1,12 @@
 -- Answers, acknowledges and deletes in one step. Whoever acknowledges an entry first answers it;
 -- a later answer to the same entry (from a worker that lost its lease) is dropped.
--- KEYS  load, cancelled, dead letters, their bytes, holders, streams (3), reply lists, result keys
+-- KEYS  load, cancelled, dead letters, their bytes, holders, streams (3), reply lists, then result keys
+--       and records of idempotency keys
 -- ARGV  group, reply expiry in s, msgpack {most dead letters, their most bytes, their expiry in s},
 --       msgpack array of five facts per entry: stream index, id, reply list index or -1, rows,
 --       bytes; msgpack array of {entry number from 0, its result key's place in KEYS or 0, store in s,
---       fields of a dead letter or ''} for those that are kept; then each entry's reply frame
+--       fields of a dead letter or '', the place in KEYS of its idempotency key's record or 0, 1 if that
+--       holds the outcome, prefix of reply lists} for those that are kept; then each entry's reply frame
 -- Returns {answered, {entry number of each dropped answer}, {{task id, code, reason} of each old
 -- dead letter that went}}
 local load, cancelled, letters, holders = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
@@ -47,6 +49,9 @@ for number = 0, #facts / 5 - 1 do
       local entry = redis.call('XRANGE', KEYS[5 + stream_index], id, id)[1]
       local frame = entry and field_of(entry[2], 'd')
       keep_letter(letters, KEYS[4], keep[4], frame, limits[1], limits[2], limits[3], old_letters)
+    end
+    if keep and keep[5] > 0 then
+      end_key(KEYS[keep[5]], facts[first + 1] .. ':' .. id, keep[6] == 1, keep[7], ARGV[2])
     end
   else
     dropped[#dropped + 1] = number

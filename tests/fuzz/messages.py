@@ -59,6 +59,7 @@ _REPLIES = [
     encode_reply(Reply("client-1f", outputs=(_X, _FLAG))),
     encode_reply(Reply("client-20", row_errors=tuple(RowError(i, "c", "m") for i in range(9)))),
     encode_reply(Reply("client-20", error_code="cancelled", error_message="gone")),
+    encode_reply(Reply("client-21", stored_as="client-20")),
 ]
 
 

@@ -1,0 +1,54 @@
+"""What a client does about tasks that Redis does not take for now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from producer.errors import QueueFull, RateLimited, TrtqError
+from producer.keyed import Answer
+from producer.spec import ModelSpec
+
+_MOST_HELD_S = 1.0
+
+Group = TypeVar("Group", bound=Hashable)
+
+
+class Holds(Generic[Group]):
+    """Until when rate limits keep back groups of tasks, by the clock."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until_s: dict[Group, float] = {}
+
+    def left_s(self, group: Group) -> float:
+        """Seconds for which the group is still kept back."""
+        if group not in self._until_s:
+            return 0.0
+        left_s = self._until_s[group] - self._clock()
+        if left_s <= 0:
+            del self._until_s[group]
+        return max(0.0, left_s)
+
+    def keep(self, group: Group, wait_s: float) -> None:
+        """Keeps the group back; a long wait in several short ones, since limits may change."""
+        until_s = self._clock() + min(wait_s, _MOST_HELD_S)
+        self._until_s[group] = min(until_s, self._until_s.get(group, until_s))
+
+
+def refusal(answer: Answer, spec: ModelSpec, rows: int) -> TrtqError:
+    """The error of a task of `rows` rows that was refused for now with this answer."""
+    if isinstance(answer, TrtqError):
+        return answer
+    if not isinstance(answer, int):
+        return QueueFull(
+            f"the queue of model {spec.name!r} is full ({spec.queue_max_rows} rows or "
+            f"{spec.queue_max_bytes} bytes); try later, allow a longer timeout, or add workers"
+        )
+    error = RateLimited(
+        f"a rate limit of model {spec.name!r}, for all clients or for this client's name, "
+        f"has no room for {rows} rows before {answer / 1000:.3f} s from now; submit less, "
+        "try later or allow a longer timeout"
+    )
+    error.retry_after_s = answer / 1000
+    return error
