@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu ops-test check bench flower secrets stack clean
+.PHONY: demo test test-gpu ops-test check bench chaos flower secrets stack fuzz clean
 
 FLOWER_ADDRESS ?= 127.0.0.1
 FLOWER_PORT ?= 5555
@@ -36,6 +36,14 @@ check: $(VENV)/.made
 bench: $(VENV)/.made
 	$(BIN)/python -m benchmarks.overhead --json benchmarks-overhead.json
 	$(BIN)/python -m benchmarks.efficiency --json benchmarks-efficiency.json
+
+chaos: $(VENV)/.made
+	$(BIN)/python -m benchmarks.chaos --json chaos.json
+
+# Guided by coverage where atheris (the extra `fuzz`) is installed; FUZZ_SECONDS=3600 for longer.
+FUZZ_SECONDS ?= 300
+fuzz: $(VENV)/.made
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) --json fuzz.json
 
 flower: $(VENV)/.made
 	$(BIN)/celery -A workers.app flower --conf=configs/flowerconfig.py \

@@ -27,6 +27,7 @@ from producer.connection import connect
 from producer.embedded import EmbeddedRedis, free_port
 from producer.inbox import Inbox
 from producer.link import Link
+from workers.devices import CPU
 from workers.launch import make_plans
 
 _IN_FLIGHT = 256
@@ -63,7 +64,7 @@ def _start(
     models.mkdir()
     model = {"name": "echo", "path": "../echo.onnx", "max_batch": 64, "threads": 1}
     (models / "echo.yaml").write_text(yaml.safe_dump(model))
-    (plan,) = make_plans(["cpu"], redis_url=url, models=[models], infer_threads=0)
+    (plan,) = make_plans([CPU], redis_url=url, models=[models], infer_threads=0)
     command, env = list(plan.command), {**plan.env, "TRTQ_METRICS_PORT": str(port)}
     if not port:
         command[1:3] = ["-m", "benchmarks.peers.unmeasured"]

@@ -17,6 +17,7 @@ from producer import keys
 from producer.connection import connect
 from producer.inbox import Inbox
 from producer.link import Link
+from workers.devices import parse_devices
 from workers.launch import make_plans
 
 _BEAT_S = 10.0
@@ -73,7 +74,7 @@ def trtq_worker(
     models.mkdir(exist_ok=True)
     (models / f"{model['name']}.yaml").write_text(yaml.safe_dump(model))
     (plan,) = make_plans(
-        [device],
+        parse_devices(device),
         redis_url=url,
         models=[models],
         bulk_roots=[bulk_root] if bulk_root else [],

@@ -28,8 +28,9 @@ _CANCEL = "xdel"
 _REPLIES = "blmove lindex lrange ltrim"
 _PRODUCER = f"{_CONNECT} {_SCRIPTS} {_SPECS} {_ADD} {_BELLS} {_CANCEL} {_REPLIES}"
 _LOOK = "scan mget llen xrange info"
-_QUEUE = "xreadgroup xack xclaim xinfo zpopmin zrange zrem"
+_QUEUE = "xreadgroup xack xclaim xinfo zpopmin zrange zrem zscore"
 _ANSWER = "set del expire pexpire rpush hset xgroup|delconsumer xgroup|destroy"
+_LETTERS = "incrby decrby expireat"
 _BROKER = (
     "eval evalsha script|load script|exists time multi exec discard watch unwatch lpush rpush "
     "brpop llen sadd smembers srem hget hset hdel exists del zadd zrange zrem zrangebyscore "
@@ -80,7 +81,7 @@ def rights_of(user: User) -> Rights:
 
 _RIGHTS = {
     Role.WORKER: Rights(
-        f"{_PRODUCER} {_LOOK.replace(' info', '')} {_QUEUE} {_ANSWER} {_BROKER} setex",
+        f"{_PRODUCER} {_LOOK.replace(' info', '')} {_QUEUE} {_ANSWER} {_LETTERS} {_BROKER} setex",
         ["trtq:*", "trtq.*", "unacked*", "celeryev*", *_PIDBOX, _RESULTS],
         [*_FANOUT, _RESULTS],
     ),
@@ -90,11 +91,12 @@ _RIGHTS = {
         [_RESULTS],
     ),
     Role.MONITOR: Rights(
-        f"{_CONNECT} {_SCRIPTS} {_SPECS} {_LOOK} exists xlen xpending hmget zcount",
+        f"{_CONNECT} {_SCRIPTS} {_SPECS} {_LOOK} exists xlen xpending hmget zcount xrevrange",
         ["trtq:*", "trtq.*"],
     ),
     Role.OPERATOR: Rights(
-        f"{_PRODUCER} {_LOOK} xreadgroup xack set expire rpush xgroup|delconsumer",
+        f"{_PRODUCER} {_LOOK} {_LETTERS} xreadgroup xack set del expire rpush xrevrange "
+        "xgroup|delconsumer",
         ["trtq:*", "trtq.*"],
     ),
     Role.FLOWER: Rights(
@@ -110,7 +112,8 @@ def _producer_keys(user: User) -> list[str]:
     for model in user.models or ("*",):
         base = f"trtq:{{{model}}}"
         patterns += [f"{base}:{part}" for part in ("in:*", "bells", "turns", "workers", "load")]
-        patterns += [f"{base}:cancelled", f"{base}:seen:*:{user.name}.*", f"trtq.{model}"]
+        patterns += [f"{base}:{part}" for part in ("cancelled", "events")]
+        patterns += [f"{base}:seen:*:{user.name}.*", f"trtq.{model}"]
     return patterns
 
 

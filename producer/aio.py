@@ -104,9 +104,9 @@ class AsyncClient:
                 future.cancel()
                 await self.cancel(ticket)
 
-    async def result(self, task_id: str) -> Any:
+    async def result(self, task_id: str, *, by_name: bool = False) -> Any:
         """As `Client.result`."""
-        return await asyncio.to_thread(self._client.result, task_id)
+        return await asyncio.to_thread(self._client.result, task_id, by_name=by_name)
 
     async def spec(self, model: str) -> ModelSpec:
         """As `Client.spec`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 import threading
@@ -17,9 +18,11 @@ from producer import keys
 from producer.catalog import Catalog
 from producer.config import ProducerSettings
 from producer.connection import connect, named_errors
+from producer.durations import positive_seconds, waiting_seconds
 from producer.errors import (
     ClientClosed,
     ConfigError,
+    CorruptMessage,
     InvalidInput,
     MessageTooLarge,
     ResultMissing,
@@ -31,10 +34,14 @@ from producer.keys import PRIORITIES
 from producer.link import Link
 from producer.mailbox import Mailbox
 from producer.outbox import Letter, Outbox
+from producer.quote import quoted
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, RowReference
 from producer.ticket import Ticket, cancelled
+from producer.tracing import client_tracing
 from producer.wire import decode_replies, encode_task
+
+log = logging.getLogger("trtq.client")
 
 
 class Client:
@@ -74,6 +81,7 @@ class Client:
         with self._start_lock:
             if self._open:
                 return self
+            self._tracing = client_tracing() if self.settings.tracing else None
             self._redis = connect(self.redis_url, timeout_s=self.settings.connect_timeout_s)
             with named_errors(self.redis_url):
                 self._redis.ping()
@@ -157,7 +165,7 @@ class Client:
         spec = self.spec(model)
         tensors, rows, single = prepare(spec, inputs)
         task = self._task(rows, deadline, store=store, inputs=tensors)
-        return self._send(spec, task, single, priority, timeout, deadline)
+        return self._send(spec, task, single, priority, timeout)
 
     def submit_reference(
         self,
@@ -181,7 +189,7 @@ class Client:
                 f"{spec.max_rows_per_task}"
             )
         task = self._task(rows, deadline, store=False, reference=reference)
-        return self._send(spec, task, False, priority, timeout, deadline)
+        return self._send(spec, task, False, priority, timeout)
 
     def map(
         self, model: str, iterable: Iterable[Any], *, window: int = 256, **options: Any
@@ -240,10 +248,11 @@ class Client:
             for ticket in tickets.values():
                 ticket.cancel()
 
-    def result(self, task_id: str) -> Any:
+    def result(self, task_id: str, *, by_name: bool = False) -> Any:
         """The stored result of a task submitted with `store=True`, always with its batch axis.
 
-        Raises the task's own error, or ResultMissing if there is none (yet, or any more).
+        `by_name` gives a dict by output name also for a model with one output. Raises the task's
+        own error, ResultMissing if there is none (yet, or any more), CorruptMessage.
         """
         self._check_open()
         with named_errors(self.redis_url):
@@ -254,10 +263,15 @@ class Client:
                 "or expired"
             )
         assert isinstance(blob, bytes)
-        (reply,) = decode_replies(blob)
+        try:
+            (reply,) = decode_replies(blob)
+        except ValueError:
+            raise CorruptMessage(f"what is stored of task {task_id!r} is not one reply") from None
         if reply.error_code:
             raise from_code(reply.error_code, reply.error_message)
-        return to_arrays(reply.outputs, single=False) if reply.outputs else reply.row_errors
+        if not reply.outputs:
+            return reply.row_errors
+        return to_arrays(reply.outputs, single=False, by_name=by_name)
 
     def spec(self, model: str) -> ModelSpec:
         """What `model` takes and gives; raises UnknownModel, RedisUnavailable, ClientClosed."""
@@ -269,7 +283,7 @@ class Client:
 
     def may_wait(self, model: str) -> bool:
         """True if a submit to `model` might wait now: for its spec, or for room in the client."""
-        return not (self._open and self._catalog.is_fresh(model) and self._outbox.has_room())
+        return not (self._open and self._catalog.is_fresh(model) and self._outbox.has_room(model))
 
     def models(self) -> list[ModelSpec]:
         """All published models, by name."""
@@ -296,18 +310,22 @@ class Client:
     def _remove(self, ticket: Ticket, entry_id: bytes) -> bool:
         with named_errors(self.redis_url):
             inbox = Inbox(self._link, ticket.model)
-            return inbox.cancel(ticket.priority, entry_id, ticket.rows, ticket.size_bytes) == 1
+            rows, size_bytes = ticket.rows, ticket.size_bytes
+            removed = inbox.cancel(ticket.priority, entry_id, rows, size_bytes) == 1
+        if removed:
+            log.info("task %s of model %r is cancelled [unclaimed]", ticket.task_id, ticket.model)
+        return removed
 
     def _task(
         self, rows: int, deadline: float | None, *, store: bool, **body: Any
     ) -> InferenceTask:
-        seconds = self.settings.default_deadline_s if deadline is None else deadline
-        if not seconds > 0:
-            raise InvalidInput(f"deadline {deadline!r}: give seconds from now, more than 0")
+        seconds = positive_seconds(
+            "deadline", self.settings.default_deadline_s if deadline is None else deadline
+        )
         return InferenceTask(
             f"{self.client_id}-{next(self._numbers):x}",
             rows,
-            ttl_ms=max(1, min(int(seconds * 1000), 2**52)),
+            ttl_ms=max(1, int(seconds * 1000)),
             store_s=self.settings.store_s if store else 0,
             **body,
         )
@@ -319,12 +337,30 @@ class Client:
         single: bool,
         priority: str,
         timeout: float | None,
-        deadline: float | None,
+    ) -> Ticket:
+        if self._tracing is None:
+            return self._put(spec, task, single, priority, timeout)
+        with self._tracing.submit(spec.name, task.task_id, task.rows) as span:
+            traced = task._replace(trace=span.carrier)
+            ticket = self._put(spec, traced, single, priority, timeout)
+        ticket.add_done_callback(span.end)
+        return ticket
+
+    def _put(
+        self,
+        spec: ModelSpec,
+        task: InferenceTask,
+        single: bool,
+        priority: str,
+        timeout: float | None,
     ) -> Ticket:
         try:
             place = PRIORITIES.index(priority)
         except ValueError:
-            raise InvalidInput(f"priority {priority!r}: use one of {PRIORITIES}") from None
+            raise InvalidInput(f"priority {quoted(priority)}: use one of {PRIORITIES}") from None
+        seconds = waiting_seconds(
+            "timeout", self.settings.default_timeout_s if timeout is None else timeout
+        )
         frame = encode_task(task)
         if len(frame) > spec.max_task_bytes:
             raise MessageTooLarge(
@@ -332,7 +368,6 @@ class Client:
                 f"has {len(frame)}; send fewer rows a task or raise max_task_bytes"
             )
         now = self._clock()
-        seconds = self.settings.default_timeout_s if timeout is None else timeout
         ticket = Ticket(
             task.task_id,
             spec.name,

@@ -74,9 +74,9 @@ class ProducerSettings(RedisSettings):
     #: and `-`. Without one, the user of the Redis URL, or "client".
     client_name: str = ""
     #: A task without a deadline of its own gets this one; nothing waits for ever.
-    default_deadline_s: float = Field(default=600.0, gt=0)
+    default_deadline_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     #: How long `submit` may wait for room in a full queue when it names no timeout.
-    default_timeout_s: float = Field(default=60.0, ge=0)
+    default_timeout_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
     #: Tasks that may wait inside the client for the sender thread.
     client_max_unsent: int = Field(default=10_000, ge=1)
     #: How long a stored result is kept.
@@ -85,6 +85,8 @@ class ProducerSettings(RedisSettings):
     spec_ttl_s: float = Field(default=5.0, ge=0)
     #: How long connecting to Redis may take at start.
     connect_timeout_s: float = Field(default=5.0, gt=0)
+    #: Make spans of OpenTelemetry for submitted tasks; needs the extra `tracing`.
+    tracing: bool = False
 
     def name_at(self, redis_url: str, fallback: str) -> str:
         """The configured client name, else the user of `redis_url` as far as it is a name."""

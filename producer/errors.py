@@ -94,6 +94,12 @@ class UnknownModel(InvalidInput):
     code = "unknown_model"
 
 
+class UnknownDeadLetter(InvalidInput):
+    """No dead letter of that id: never there, dropped, requeued or expired."""
+
+    code = "unknown_dead_letter"
+
+
 class WrongInputName(InvalidInput):
     """An input is missing, or the model has none of that name."""
 
@@ -205,6 +211,12 @@ class DeviceLost(EngineFailed):
     code = "device_lost"
 
 
+class HookFailed(TaskFailed):
+    """A model's preprocess or postprocess function raised, or gave what the model does not take."""
+
+    code = "hook_failed"
+
+
 class DeadlineExceeded(TaskFailed, TimeoutError):
     """The task's deadline passed before it was run."""
 
@@ -221,6 +233,12 @@ class PoisonTask(TaskFailed):
     """The task was delivered too often without an answer: it probably kills its worker."""
 
     code = "poison_task"
+
+
+class BatchTimeout(TaskFailed, TimeoutError):
+    """The engine ran this task alone for longer than the model's `batch_timeout_s`."""
+
+    code = "batch_timeout"
 
 
 class BulkError(TrtqError):

@@ -18,8 +18,10 @@ from prometheus_client.registry import Collector
 from producer.catalog import Catalog
 from producer.connection import PASSING_ERRORS
 from producer.errors import Unavailable
+from producer.events import read_events
 from producer.inbox import QueueState
 from producer.keys import PRIORITIES
+from producer.link import Link
 from producer.status import Status, look
 
 log = logging.getLogger("trtq.exporter")
@@ -41,6 +43,7 @@ class QueueCollector(Collector):
             found += _server(info)
             found += _queues(look(self._redis))
             found += self._limits()
+            found += self._events()
         except PASSING_ERRORS as failure:
             log.warning("Redis does not answer: %s", failure)
             found, up = [], 0.0
@@ -54,6 +57,19 @@ class QueueCollector(Collector):
         for spec in self._catalog.all():
             most.add_metric([spec.name], spec.queue_max_rows)
         yield most
+
+    def _events(self) -> Iterator[Metric]:
+        events = CounterMetricFamily(
+            "trtq_queue_events",
+            "What happened to tasks where no worker saw it: refused, cancelled (unclaimed), "
+            "purged, unanswered, vanished; dead letters requeued or dropped by an operator.",
+            labels=["model", "event", "reason"],
+        )
+        link = Link(self._redis)
+        for spec in self._catalog.all():
+            for (event, reason), count in sorted(read_events(link, spec.name).items()):
+                events.add_metric([spec.name, event, reason], count)
+        yield events
 
 
 def _server(info: dict[str, Any]) -> Iterator[Metric]:
@@ -92,7 +108,7 @@ def _queues(status: Status) -> Iterator[Metric]:
         ("bells", "Bells on their way.", lambda q: q.bells),
         ("turns", "Turns that run.", lambda q: q.turns),
         ("workers", "Live workers of the model.", lambda q: q.workers),
-        ("dead_tasks", "Poison and unreadable messages kept for a look.", lambda q: q.dead),
+        ("dead_tasks", "Dead letters: poison tasks and unreadable messages.", lambda q: q.dead),
     ]
     for name, text, read in wanted:
         family = GaugeMetricFamily(f"trtq_queue_{name}", text, labels=["model"])

@@ -7,7 +7,7 @@ may be called again after an error without adding or answering anything twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
@@ -16,7 +16,19 @@ import redis
 from producer import keys
 from producer.bell import bell_message
 from producer.connection import LINK_ERRORS
+from producer.entries import Claim as Claim
+from producer.entries import Entry as Entry
+from producer.entries import Reclaim as Reclaim
+from producer.entries import (
+    Settled,
+    entry_of,
+    known_mark,
+    mark_of,
+    milliseconds,
+    reclaimed_entry,
+)
 from producer.keys import GROUP, PRIORITIES
+from producer.letters import LetterLimits, old_letters
 from producer.link import Link
 from producer.spec import ModelSpec
 
@@ -26,33 +38,16 @@ log = logging.getLogger("trtq.inbox")
 BELL_TTL_MS = 1000
 #: A turn that did not renew itself for this long counts as dead.
 TURN_LEASE_MS = 3000
+#: A mark that claims to last longer was written before Redis' clock was set back (lua/_bell.lua).
+MOST_MARK_MS = 60_000
 #: How long a cancellation waits for the worker that holds its task.
 CANCEL_MARK_MS = 600_000
 #: How long a flush may be retried without being added twice.
 SEEN_S = 120
 #: Replies wait this long for a client that is gone or away.
 REPLY_TTL_S = 600
-DEAD_LIMIT = 1000
 #: Claims of more bytes are read by a command of their own: the script would copy each three times.
 SCRIPT_BYTES = 64 << 10
-
-
-class Entry(NamedTuple):
-    """A claimed stream entry. `frame` is None when the entry holds none."""
-
-    stream: int
-    entry_id: bytes
-    frame: bytes | None
-    rows: int
-    deliveries: int = 0
-
-
-class Claim(NamedTuple):
-    """What one claim found: Redis' time, cancelled (stream, id) marks, and the entries."""
-
-    now_ms: int
-    cancelled: frozenset[tuple[int, bytes]]
-    entries: list[Entry]
 
 
 class Settlement(NamedTuple):
@@ -64,7 +59,10 @@ class Settlement(NamedTuple):
     reply: bytes
     result_key: str = ""
     store_s: int = 0
-    dead_record: bytes = b""
+    #: Fields of the dead letter to keep (see letters.py); its frame is added in Redis.
+    letter: Sequence[str | bytes] = ()
+    #: The task's id and tracing context, where its client traces it.
+    trace: tuple[str, Mapping[str, str]] | None = None
 
 
 class QueueState(NamedTuple):
@@ -88,8 +86,9 @@ class QueueState(NamedTuple):
 class Inbox:
     """The queue of one model. Methods raise redis-py's own errors."""
 
-    def __init__(self, link: Link, model: str) -> None:
+    def __init__(self, link: Link, model: str, letters: LetterLimits | None = None) -> None:
         self.model = model
+        self._letters = _packed(list(letters or LetterLimits()))
         self.keys = keys.model_keys(model)
         self._link = link
         self._queue = keys.bell_queue(model)
@@ -143,10 +142,17 @@ class Inbox:
         k = self.keys
         removed: int = self._link.script(
             "cancel",
-            (k.streams[priority], k.cancelled, k.load),
+            (k.streams[priority], k.cancelled, k.load, k.events),
             [GROUP, entry_id, CANCEL_MARK_MS, priority, rows, size_bytes],
         )
         return removed
+
+    def live_workers(self) -> int:
+        """Workers that serve the model now."""
+        seconds, micros = self._link.call("TIME")
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        count: int = self._link.call("ZCOUNT", self.keys.workers, now_ms, now_ms + MOST_MARK_MS)
+        return count
 
     # The worker's side.
 
@@ -170,13 +176,13 @@ class Inbox:
             [GROUP, consumer, TURN_LEASE_MS, count, int(enter), SCRIPT_BYTES],
         )
         now_ms, marks, *groups = answer
-        cancelled = frozenset(found for mark in marks if (found := _known_mark(mark)))
+        cancelled = frozenset(found for mark in marks if (found := known_mark(mark)))
         entries: list[Entry] = []
         for place, found in groups:
             if isinstance(found, int):
                 entries += self._read(consumer, order[place], found)
             else:
-                entries += [_entry(order[place], raw) for raw in found]
+                entries += [entry_of(order[place], raw) for raw in found]
         return Claim(now_ms, cancelled, entries)
 
     def _read(self, consumer: str, stream: int, count: int) -> list[Entry]:
@@ -187,7 +193,7 @@ class Inbox:
             # What came before is claimed already and must be run.
             log.warning("large tasks of model %r were not read: %s", self.model, failure)
             return []
-        return [_entry(stream, raw) for _, raws in answer or () for raw in raws]
+        return [entry_of(stream, raw) for _, raws in answer or () for raw in raws]
 
     def wait(self, consumer: str, count: int, block_ms: int) -> list[Entry]:
         """Claims up to `count` entries of each stream, waiting up to `block_ms` for the first."""
@@ -201,7 +207,7 @@ class Inbox:
             self.ensure_groups()
             return []
         index = {name.encode(): place for place, name in enumerate(k.streams)}
-        return [_entry(index[stream], raw) for stream, raws in answer or () for raw in raws]
+        return [entry_of(index[stream], raw) for stream, raws in answer or () for raw in raws]
 
     def ensure_groups(self) -> None:
         """Creates the streams and their consumer group where they are missing."""
@@ -209,18 +215,23 @@ class Inbox:
 
     def reclaim(
         self, consumer: str, lease_ms: int, count: int, suspect_deliveries: int, suspects: bool
-    ) -> list[Entry]:
+    ) -> Reclaim:
         """Takes over entries whose lease ran out or that were handed back.
 
         With `suspects`, at most one entry that was delivered `suspect_deliveries` times or more;
         without, only entries delivered less often.
         """
-        answer = self._link.script(
+        waiting, found, gone = self._link.script(
             "reclaim",
-            self.keys.streams,
+            (self.keys.holders, self.keys.events, *self.keys.streams),
             [GROUP, consumer, lease_ms, count, suspect_deliveries, int(suspects)],
         )
-        return [_entry(place, raw, deliveries) for place, deliveries, raw in answer]
+        for mark in gone:
+            log.warning(
+                "entry %s of model %r was deleted while a worker held it: nobody is answered",
+                *(mark.decode(), self.model),
+            )
+        return Reclaim([reclaimed_entry(*one) for one in found], bool(waiting))
 
     def renew(self, consumer: str, entries: Sequence[Entry]) -> frozenset[tuple[int, bytes]]:
         """Renews the leases; returns (stream, id) of entries that are no longer ours."""
@@ -228,7 +239,7 @@ class Inbox:
         for entry in entries:
             args += (entry.stream, entry.entry_id)
         lost = self._link.script("renew", (self.keys.turns, *self.keys.streams), args)
-        return frozenset(_mark(mark) for mark in lost)
+        return frozenset(mark_of(mark) for mark in lost)
 
     def release(self, consumer: str, entries: Sequence[Entry], lease_ms: int) -> int:
         """Hands unstarted entries back; returns how many were still ours. Rings if any."""
@@ -239,8 +250,19 @@ class Inbox:
         released: int = self._link.script("release", script_keys, args)
         return released
 
-    def settle(self, settlements: Sequence[Settlement]) -> tuple[int, int]:
-        """Answers, acknowledges and deletes; returns (answered, dropped as answered before)."""
+    def disown(self, consumer: str, known: Sequence[Entry], lease_ms: int) -> list[bytes]:
+        """Hands back what Redis delivered to us in answers that were lost: all but `known`.
+
+        Returns their entry ids; rings if any. Their delivery does not count.
+        """
+        args: list[Any] = [GROUP, consumer, lease_ms * 2, BELL_TTL_MS, self._bell("answer lost")]
+        args += [b"%d:%s" % (entry.stream, entry.entry_id) for entry in known]
+        script_keys = (self.keys.bells, self._queue, *self.keys.streams)
+        disowned: list[bytes] = self._link.script("disown", script_keys, args)
+        return disowned
+
+    def settle(self, settlements: Sequence[Settlement]) -> Settled:
+        """Answers, acknowledges and deletes, keeps dead letters."""
         k = self.keys
         replies: dict[str, int] = {}
         facts: list[Any] = []
@@ -250,21 +272,21 @@ class Inbox:
             entry = s.entry
             size = len(entry.frame) if entry.frame else 0
             facts += (entry.stream, entry.entry_id, place, s.rows, size)
-            if s.result_key or s.dead_record:
+            if s.result_key or s.letter:
                 kept.append((number, s))
         # One argument for all small facts: each argument costs both sides about a microsecond.
-        script_keys = [k.load, k.cancelled, k.dead, *k.streams]
+        script_keys = [k.load, k.cancelled, k.dead_letters, k.dead_bytes, k.holders, *k.streams]
         script_keys += [keys.reply(client) for client in replies]
         rest: list[Any] = []
         for number, s in kept:
             if s.result_key:
                 script_keys.append(s.result_key)
             place = len(script_keys) if s.result_key else 0
-            rest.append((number, place, s.store_s, s.dead_record))
-        args = [GROUP, REPLY_TTL_S, DEAD_LIMIT, _packed(facts), _packed(rest)]
+            rest.append((number, place, s.store_s, s.letter or ""))
+        args = [GROUP, REPLY_TTL_S, self._letters, _packed(facts), _packed(rest)]
         args += [s.reply for s in settlements]
-        answered, dropped = self._link.script("settle", script_keys, args)
-        return answered, dropped
+        answered, dropped, old = self._link.script("settle", script_keys, args)
+        return Settled(answered, tuple(dropped), old_letters(old))
 
     def leave(self, consumer: str) -> bool:
         """Ends the turn; True if it rang for work that is left."""
@@ -280,17 +302,17 @@ class Inbox:
     def absent(self, consumer: str) -> None:
         """Takes a worker that stops off the list, and its consumers where they hold nothing."""
         self._link.client.zrem(self.keys.workers, consumer)
-        for stream in self.keys.streams:
-            for found in self._consumers(stream):
-                if found["name"] == consumer.encode() and not found["pending"]:
-                    self._link.client.xgroup_delconsumer(stream, GROUP, consumer)
+        self.sweep()
 
-    def _consumers(self, stream: str) -> list[dict[str, Any]]:
-        try:
-            consumers: list[dict[str, Any]] = self._link.client.xinfo_consumers(stream, GROUP)
-        except redis.exceptions.ResponseError:
-            return []
-        return consumers
+    def sweep(self, lease_ms: int = 0) -> int:
+        """Removes consumers of dead workers that hold nothing; returns how many.
+
+        With `lease_ms` it also hands back what others of them hold, where by Redis' clock no
+        time has passed since: that clock was set back.
+        """
+        script_keys = (self.keys.workers, *self.keys.streams)
+        removed: int = self._link.script("sweep", script_keys, [GROUP, lease_ms * 2])
+        return removed
 
     # The operator's side.
 
@@ -299,8 +321,7 @@ class Inbox:
         _, now_ms, bells, turns, workers, rows, size, dead, *streams = self._look(0, heal=False)
         high, normal, low = streams[0::3]
         ages_ms = tuple(
-            max(0, now_ms - _milliseconds(entry_id)) if entry_id else 0
-            for entry_id in streams[2::3]
+            max(0, now_ms - milliseconds(entry_id)) if entry_id else 0 for entry_id in streams[2::3]
         )
         claimed = sum(streams[1::3])
         return QueueState(
@@ -326,7 +347,7 @@ class Inbox:
         k = self.keys
         answer: list[Any] = self._link.script(
             "look",
-            (k.bells, k.turns, k.workers, k.load, k.dead, self._queue, *k.streams),
+            (k.bells, k.turns, k.workers, k.load, k.dead_letters, self._queue, *k.streams),
             [GROUP, BELL_TTL_MS, lease_ms, int(heal), self._bell("uncovered work")],
         )
         return answer
@@ -334,8 +355,9 @@ class Inbox:
     def purge(self, count: int = 1000) -> list[bytes]:
         """Takes up to `count` unclaimed entries out of each stream; returns their frames."""
         frames: list[bytes] = []
-        for stream in self.keys.streams:
-            frames += self._link.script("purge", (stream, self.keys.load), [GROUP, count])
+        k = self.keys
+        for stream in k.streams:
+            frames += self._link.script("purge", (stream, k.load, k.events), [GROUP, count])
         return frames
 
 
@@ -343,36 +365,3 @@ def _packed(values: list[Any]) -> bytes:
     # Redis' own msgpack knows no separate type for bytes.
     packed: bytes = msgpack.packb(values, use_bin_type=False)
     return packed
-
-
-def _entry(stream: int, raw: Any, deliveries: int = 0) -> Entry:
-    entry_id, fields = raw
-    frame, rows = None, b"1"
-    for name, value in zip(fields[0::2], fields[1::2], strict=True):
-        if name == b"d":
-            frame = value
-        elif name == b"r":
-            rows = value
-    return Entry(stream, entry_id, frame, _count(rows), deliveries)
-
-
-def _count(text: bytes) -> int:
-    return int(text) if text.isdigit() and len(text) < 16 else 1
-
-
-def _mark(mark: bytes) -> tuple[int, bytes]:
-    stream, _, entry_id = mark.partition(b":")
-    return int(stream), entry_id
-
-
-def _known_mark(mark: bytes) -> tuple[int, bytes] | None:
-    """None for what no client of ours wrote: one bad member must not end every claim."""
-    try:
-        return _mark(mark)
-    except ValueError:
-        log.warning("a cancellation mark is not readable: %r", mark[:64])
-        return None
-
-
-def _milliseconds(entry_id: bytes) -> int:
-    return int(entry_id.partition(b"-")[0])

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from producer.errors import (
+    CorruptMessage,
     ForbiddenNaN,
     NoRows,
     TooManyRows,
@@ -16,8 +17,13 @@ from producer.errors import (
     WrongInputName,
     WrongShape,
 )
+from producer.quote import quoted
 from producer.spec import DTYPES, ModelSpec, TensorSpec
 from producer.task import Tensor
+
+#: Whole numbers beyond it are not all float64 numbers.
+_EXACT = 2**53
+_MOST_AXES = 64
 
 
 class PreparedInputs(NamedTuple):
@@ -35,7 +41,8 @@ def prepare(spec: ModelSpec, inputs: object) -> PreparedInputs:
     with the rank of the model's row is one row; with one axis more, in front, it is several
     rows. All inputs of a task agree on that and on the number of rows. An ndarray must have the
     model's dtype or one that converts to it safely (`numpy.can_cast(..., "safe")`); lists and
-    numbers take the model's dtype where no value changes by more than rounding of a float.
+    numbers take the model's dtype where no value changes by more than rounding of a float. An
+    array with masked elements is refused: its mask could not travel.
 
     Raises WrongInputName, WrongDtype, WrongShape, NoRows, TooManyRows, ForbiddenNaN.
     """
@@ -79,18 +86,23 @@ def check_tensors(spec: ModelSpec, tensors: tuple[Tensor, ...], rows: int) -> No
     """The worker's check of what arrived, with the same errors as `prepare`."""
     if len(tensors) != len(spec.inputs):
         raise WrongInputName(
-            f"model {spec.name!r} takes inputs {_names(spec)}, not {[t.name for t in tensors]}"
+            f"model {spec.name!r} takes inputs {_names(spec)}, not "
+            f"{quoted([t.name for t in tensors])}"
         )
     for tensor, given in zip(spec.inputs, tensors, strict=True):
         if given.name != tensor.name:
             raise WrongInputName(
-                f"model {spec.name!r} takes inputs {_names(spec)}, not {[t.name for t in tensors]}"
+                f"model {spec.name!r} takes inputs {_names(spec)}, not "
+                f"{quoted([t.name for t in tensors])}"
             )
         if given.dtype != tensor.dtype:
             raise WrongDtype(f"{_where(spec, tensor)} is {tensor.dtype}, not {given.dtype}")
         if not given.shape or given.shape[0] != rows:
             raise WrongShape(f"{_where(spec, tensor)}: shape {given.shape} has not {rows} rows")
         _check_shape(spec, tensor, given.shape[1:])
+        if given.dtype == "bool" and (np.frombuffer(given.data, np.uint8) > 1).any():
+            # Engines read such a byte as whatever their compiler makes of it.
+            raise WrongDtype(f"{_where(spec, tensor)} holds bytes that are neither 0 nor 1")
     if rows < 1:
         raise NoRows(f"model {spec.name!r}: a task needs at least one row, this one has none")
     if rows > spec.max_rows_per_task:
@@ -99,17 +111,19 @@ def check_tensors(spec: ModelSpec, tensors: tuple[Tensor, ...], rows: int) -> No
         )
 
 
-def to_arrays(tensors: tuple[Tensor, ...], *, single: bool) -> Any:
+def to_arrays(tensors: tuple[Tensor, ...], *, single: bool, by_name: bool = False) -> Any:
     """The caller's view of outputs: read-only arrays over the received bytes, without copying.
 
-    One array if the model has one output, else a dict by name; without the batch axis if the
-    inputs had none.
+    One array if the model has one output (unless `by_name`), else a dict by name; without the
+    batch axis if the inputs had none. Raises CorruptMessage for several rows where there is one.
     """
     arrays = {}
     for name, dtype, shape, data in tensors:
+        if single and (not shape or shape[0] != 1):
+            raise CorruptMessage(f"output {quoted(name)} of shape {shape} is not the one row asked")
         # One row has the same bytes with and without its batch axis.
         arrays[name] = np.frombuffer(data, dtype).reshape(shape[1:] if single else shape)
-    if len(arrays) == 1:
+    if len(arrays) == 1 and not by_name:
         return next(iter(arrays.values()))
     return arrays
 
@@ -119,7 +133,8 @@ def _by_name(spec: ModelSpec, inputs: object) -> Mapping[str, Any]:
         wanted = {tensor.name for tensor in spec.inputs}
         if set(inputs) != wanted:
             missing, extra = sorted(wanted - set(inputs)), sorted(map(str, set(inputs) - wanted))
-            parts = [f"lacks {missing}"] * bool(missing) + [f"knows no {extra}"] * bool(extra)
+            parts = [f"lacks {missing}"] * bool(missing)
+            parts += [f"knows no {quoted(extra)}"] * bool(extra)
             raise WrongInputName(
                 f"model {spec.name!r} takes inputs {_names(spec)}: this task "
                 + " and it ".join(parts)
@@ -135,6 +150,8 @@ def _by_name(spec: ModelSpec, inputs: object) -> Mapping[str, Any]:
 def _array(spec: ModelSpec, tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
     wanted = np.dtype(tensor.dtype)
     if isinstance(value, np.ndarray | np.generic):
+        if np.ma.is_masked(value):
+            raise _masked(spec, tensor)
         array = np.asarray(value)
         if array.dtype == wanted:
             return np.ascontiguousarray(array).reshape(array.shape)
@@ -144,10 +161,21 @@ def _array(spec: ModelSpec, tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
             f"{_where(spec, tensor)} is {tensor.dtype}; {array.dtype} does not convert to it "
             f"without loss (convert it yourself: array.astype({tensor.dtype!r}))"
         )
+    kinds = _element_types(value)
+    if any(issubclass(kind, np.ma.MaskedArray) for kind in kinds):
+        raise _masked(spec, tensor)
+    for kind in kinds & {str, bytes, dict, type(None)}:
+        # numpy would make every element as long as the longest text.
+        raise WrongDtype(
+            f"{_where(spec, tensor)} is {tensor.dtype}; a value of type {kind.__name__} in it is "
+            "no number"
+        )
     try:
         array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError) as failure:
-        raise WrongDtype(f"{_where(spec, tensor)}: no array of numbers: {failure}") from None
+    except (ValueError, TypeError, OverflowError, RecursionError) as failure:
+        raise WrongDtype(
+            f"{_where(spec, tensor)}: no array of numbers: {str(failure)[:300]}"
+        ) from None
     if array.dtype.name not in DTYPES and not (array.size == 0 and array.ndim):
         raise WrongDtype(
             f"{_where(spec, tensor)} is {tensor.dtype}; a value of type "
@@ -159,9 +187,52 @@ def _array(spec: ModelSpec, tensor: TensorSpec, value: Any) -> npt.NDArray[Any]:
             same = bool((np.isfinite(converted) == np.isfinite(array)).all())
         else:
             same = bool((converted == array).all())
+        same = same and (not _beyond_exact(array, kinds) or _whole_numbers_same(value, converted))
     if not same or (wanted.kind == "b") != (array.dtype.kind == "b" or array.size == 0):
         raise WrongDtype(f"{_where(spec, tensor)} is {tensor.dtype}; a given value does not fit it")
     return converted
+
+
+def _element_types(value: Any) -> set[type]:
+    """The types of what is in nested lists or tuples, or of the value itself."""
+    if not isinstance(value, list | tuple):
+        return {type(value)}
+    found: set[type] = set()
+    level = [value]
+    for _ in range(_MOST_AXES):
+        if not level:
+            break
+        inner = []
+        for sequence in level:
+            kinds = set(map(type, sequence))
+            if not kinds.isdisjoint((list, tuple)):
+                inner += [item for item in sequence if isinstance(item, list | tuple)]
+            found |= kinds
+        level = inner
+    return found - {list, tuple}
+
+
+def _beyond_exact(array: npt.NDArray[Any], kinds: set[type]) -> bool:
+    """True for whole numbers that a float64 on the way, numpy's or ours, could have changed."""
+    if int not in kinds or not array.size or array.dtype.kind not in "iuf":
+        return False
+    return bool(((array >= _EXACT) | (array <= -_EXACT)).any())
+
+
+def _whole_numbers_same(value: Any, converted: npt.NDArray[Any]) -> bool:
+    # Python compares whole numbers with floats exactly.
+    given, taken = np.asarray(value, dtype=object), converted.astype(object)
+    return all(
+        type(before) is not int or before == after
+        for before, after in zip(given.flat, taken.flat, strict=True)
+    )
+
+
+def _masked(spec: ModelSpec, tensor: TensorSpec) -> WrongDtype:
+    return WrongDtype(
+        f"{_where(spec, tensor)}: an array with masked elements would lose its mask; give "
+        "array.filled(value) instead"
+    )
 
 
 def _check_shape(spec: ModelSpec, tensor: TensorSpec, row_shape: tuple[int, ...]) -> None:

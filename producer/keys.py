@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from producer.errors import InvalidInput
+from producer.quote import quoted
 
 PRIORITIES = ("high", "normal", "low")
 GROUP = "workers"
@@ -31,7 +32,10 @@ class ModelKeys(NamedTuple):
     workers: str
     load: str
     cancelled: str
-    dead: str
+    dead_letters: str
+    dead_bytes: str
+    holders: str
+    events: str
 
     @property
     def streams(self) -> tuple[str, str, str]:
@@ -48,7 +52,7 @@ def check_name(name: str) -> str:
     """A model's name as given, or InvalidInput: it becomes part of keys and queue names."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidInput(
-            f"model name {name!r}: use 1 to 100 letters, digits, '.', '_' or '-', "
+            f"model name {quoted(name)}: use 1 to 100 letters, digits, '.', '_' or '-', "
             "starting with a letter or digit"
         )
     return name
@@ -73,8 +77,13 @@ def model_keys(model: str) -> ModelKeys:
     base = f"trtq:{{{check_name(model)}}}"
     return ModelKeys(
         *(f"{base}:in:{priority}" for priority in PRIORITIES),
-        *(f"{base}:{part}" for part in ("bells", "turns", "workers", "load", "cancelled", "dead")),
+        *(f"{base}:{part}" for part in ModelKeys._fields[len(PRIORITIES) :]),
     )
+
+
+def old_dead(model: str) -> str:
+    """A list that earlier releases kept; `trtq purge` removes it."""
+    return f"trtq:{{{model}}}:dead"
 
 
 def seen(model: str, priority: str, client: str) -> str:

@@ -1,4 +1,4 @@
-"""The client's list of replies and the one thread that reads it.
+"""The client's list of replies, the thread that reads it, and the one that watches deadlines.
 
 Reading does not remove, so a reply that was on its way when the connection broke is read again;
 tickets ignore what they had before. A list, because Redis' access rules give a user its commands
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter, deque
 from collections.abc import Callable
 
 import redis
@@ -16,6 +17,7 @@ import redis
 from producer import keys
 from producer.connection import PASSING_ERRORS, access_denied
 from producer.errors import ClientClosed, DeadlineExceeded, TrtqError, WireError
+from producer.events import count_event
 from producer.link import Link
 from producer.ticket import Ticket
 from producer.wire import decode_replies
@@ -32,7 +34,10 @@ _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Mailbox:
-    """Open tickets by task id; a reader thread answers them and fails those past their deadline."""
+    """Open tickets by task id: one thread answers them, another fails those past their deadline.
+
+    Two, because a read from a connection that is open and dead takes the connection's timeout.
+    """
 
     def __init__(
         self, link: Link, client: str, clock: Callable[[], float], grace_s: float = 2.0
@@ -43,14 +48,18 @@ class Mailbox:
         self._grace_s = grace_s
         self._open: dict[str, Ticket] = {}
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._lost = False
+        self._unanswered: deque[str] = deque()
         self._failure: TrtqError | None = None
 
     def start(self) -> None:
-        """Starts the reader; raises redis-py's errors if it could not read."""
+        """Starts the reader and the watch; raises redis-py's errors if it could not read."""
         self._next()
-        self._thread = threading.Thread(target=self._guarded, name="trtq-mailbox", daemon=True)
-        self._thread.start()
+        for name, work in (("trtq-mailbox", self._read), ("trtq-deadlines", self._watch)):
+            thread = threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def expect(self, ticket: Ticket) -> None:
         """From now on a reply to the ticket's task ends it."""
@@ -68,48 +77,55 @@ class Mailbox:
         return len(self._open)
 
     def close(self) -> None:
-        """Stops the reader, fails what is open, empties the list."""
+        """Stops both threads, fails what is open, empties the list."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
-            self._thread = None
+        for thread in self._threads:
+            thread.join(timeout=10)
+        reachable = not self._lost and not any(thread.is_alive() for thread in self._threads)
+        self._threads = []
         self._failure = ClientClosed("the client was closed before the task was answered")
         self._fail_all(self._failure)
+        if not reachable:
+            # The list expires by itself; whoever closes has waited for Redis long enough.
+            return
         try:
             self._link.call("LTRIM", self._key, 1, 0)
         except PASSING_ERRORS as failure:
             log.debug("the replies will expire by themselves: %s", failure)
 
-    def _guarded(self) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            self._read()
+            work()
         except Exception as failure:
-            log.exception("the reply reader died")
-            self._failure = TrtqError(f"the client's reply reader died: {failure!r}")
+            log.exception("a thread of the mailbox died")
+            name = threading.current_thread().name
+            self._failure = TrtqError(f"the client's thread {name!r} died: {failure!r}")
             self._fail_all(self._failure)
 
     def _read(self) -> None:
         head, count = b"", 0
         failures = 0
-        next_sweep_s = self._clock() + _SWEEP_S
         while not self._stop.is_set():
             try:
                 replies = self._next(head, count) or self._wait()
                 for blob in replies:
                     self._deliver(blob)
                 head, count = (replies[0][:_HEAD_BYTES], len(replies)) if replies else (b"", 0)
+                self._count_unanswered()
                 failures = 0
+                self._lost = False
             except PASSING_ERRORS as failure:
                 if isinstance(failure, redis.exceptions.NoPermissionError):
                     self._fail_all(access_denied(failure))
+                self._lost = True
                 if failures == 0:
                     log.warning("lost Redis while waiting for replies: %s", failure)
                 self._stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
-            now_s = self._clock()
-            if now_s >= next_sweep_s:
-                self._sweep(now_s)
-                next_sweep_s = now_s + _SWEEP_S
+
+    def _watch(self) -> None:
+        while not self._stop.wait(_SWEEP_S):
+            self._sweep(self._clock())
 
     def _next(self, head: bytes = b"", count: int = 0) -> list[bytes]:
         """Removes the `count` replies that were read, the first with `head`; what is next."""
@@ -145,8 +161,26 @@ class Mailbox:
                     "deadline: no worker ran it in time, or Redis lost it"
                 )
             )
+            log.warning(
+                "task %s of model %r has no answer [deadline]", ticket.task_id, ticket.model
+            )
+            self._unanswered.append(ticket.model)
+
+    def _count_unanswered(self) -> None:
+        """In the reader's thread: on a dead connection the watch must not wait for a count."""
+        if not self._unanswered:
+            return
+        counts = Counter(self._unanswered.popleft() for _ in range(len(self._unanswered)))
+        for model, times in counts.items():
+            count_event(self._link, model, "unanswered", "deadline", times)
 
     def _fail_all(self, error: TrtqError) -> None:
         while self._open:
-            _, ticket = self._open.popitem()
-            ticket.fail(error)
+            try:
+                _, ticket = self._open.popitem()
+            except KeyError:
+                # The other thread ended the last one.
+                return
+            if ticket.fail(error):
+                task_id, model = ticket.task_id, ticket.model
+                log.info("task %s of model %r is given up [%s]", task_id, model, error.code)

@@ -111,6 +111,46 @@ def read_header(fd: int, path: str) -> NpyHeader:
 
 def parse_header(start: bytes, path: str) -> NpyHeader:
     """The header in a file's first bytes. Raises FileFormat as `read_header` does."""
+    dtype, shape, fortran, data_offset = _parse(start, path)
+    if dtype.str[0] not in "<|":
+        raise FileFormat(f"{path!r} is big-endian; save it again with array.astype({dtype.name!r})")
+    if not shape:
+        raise FileFormat(f"{path!r} holds a single number; it needs a leading axis of rows")
+    if fortran and len(shape) > 1:
+        raise FileFormat(
+            f"{path!r} is in Fortran order, so its rows do not lie together; save it again with "
+            "numpy.ascontiguousarray"
+        )
+    header = NpyHeader(dtype, shape, data_offset)
+    if header.file_bytes >= _MAX_SIZE:
+        raise FileFormat(f"{path!r} is no .npy file: its shape {header.shape} is out of range")
+    return header
+
+
+def read_array(content: bytes, path: str) -> npt.NDArray[Any]:
+    """The array of a whole .npy file in memory, read-only, over the bytes of `content`.
+
+    Any byte order and axis order. Raises FileFormat for what is no .npy of plain numbers, or is
+    shorter than its header says; nothing of the size that the header promises is allocated.
+    """
+    dtype, shape, fortran, data_offset = _parse(content[: MAX_HEADER_BYTES + 64], path)
+    count = math.prod(shape)
+    wanted_bytes = count * dtype.itemsize
+    if wanted_bytes > len(content) - data_offset:
+        raise FileFormat(
+            f"{path!r} is cut off: its header promises {wanted_bytes} bytes of data, it has "
+            f"{len(content) - data_offset}"
+        )
+    try:
+        flat = np.frombuffer(content, dtype, count, data_offset)
+        return flat.reshape(shape, order="F" if fortran else "C")
+    except ValueError as error:
+        # More axes than numpy has, or no elements and yet a size beyond what can be addressed.
+        raise FileFormat(f"{path!r} is no .npy file: {str(error)[:200]}") from error
+
+
+def _parse(start: bytes, path: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+    """(dtype, shape, Fortran order?, offset of the data); raises FileFormat."""
     stream = io.BytesIO(start)
     try:
         version = npy_format.read_magic(stream)
@@ -131,21 +171,9 @@ def parse_header(start: bytes, path: str) -> NpyHeader:
         raise FileFormat(f"{path!r} holds objects or structures; save plain numbers")
     if dtype.name not in DTYPES:
         raise FileFormat(f"{path!r} holds dtype {dtype.name}, which cannot be used")
-    if dtype.str[0] not in "<|":
-        raise FileFormat(f"{path!r} is big-endian; save it again with array.astype({dtype.name!r})")
     if any(type(size) is not int or not 0 <= size < _MAX_SIZE for size in shape):
         raise FileFormat(f"{path!r} is no .npy file: a dimension is out of range")
-    if not shape:
-        raise FileFormat(f"{path!r} holds a single number; it needs a leading axis of rows")
-    if fortran and len(shape) > 1:
-        raise FileFormat(
-            f"{path!r} is in Fortran order, so its rows do not lie together; save it again with "
-            "numpy.ascontiguousarray"
-        )
-    header = NpyHeader(dtype, tuple(shape), stream.tell())
-    if header.file_bytes >= _MAX_SIZE:
-        raise FileFormat(f"{path!r} is no .npy file: its shape {header.shape} is out of range")
-    return header
+    return dtype, tuple(shape), fortran, stream.tell()
 
 
 def read_npy_header(path: str | os.PathLike[str]) -> NpyHeader:

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import redis
 
 from producer.connection import LINK_ERRORS, PASSING_ERRORS, access_denied, redis_full
 from producer.errors import QueueFull, RedisUnavailable, TrtqError
+from producer.events import count_event
 from producer.inbox import Inbox
 from producer.link import Link
 from producer.spec import ModelSpec
@@ -22,6 +24,7 @@ log = logging.getLogger("trtq.outbox")
 
 _FLUSH_TASKS = 512
 _FLUSH_BYTES = 4 << 20
+#: Tasks of one model that may wait for room in its full queue, each client's own.
 _CARRIED_TASKS = 4096
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 _FULL_RETRY_S = 0.02
@@ -64,7 +67,10 @@ class Outbox:
         self._queue: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._inboxes: dict[str, Inbox] = {}
+        self._carried: Counter[str] = Counter()
+        self._retry_s: dict[tuple[str, int], float] = {}
         self._flush = 0
+        self._refused: Counter[tuple[str, str]] = Counter()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: TrtqError | None = None
@@ -74,26 +80,31 @@ class Outbox:
         self._thread = threading.Thread(target=self._guarded, name="trtq-outbox", daemon=True)
         self._thread.start()
 
-    def has_room(self) -> bool:
-        """True if `put` would not wait now."""
-        return self._queue.qsize() < self._max_unsent
+    def has_room(self, model: str) -> bool:
+        """True if `put` of a task of `model` would not wait now."""
+        return (
+            self._queue.qsize() < self._max_unsent and self._carried.get(model, 0) < _CARRIED_TASKS
+        )
 
     def put(self, letter: Letter) -> None:
         """Hands a task to the sender; raises QueueFull if it has no room until `give_up_s`."""
         if self._failure is not None:
             raise self._failure
-        if not self.has_room():
+        if not self.has_room(letter.spec.name):
             self._wait_for_room(letter)
         self._queue.put(letter)
 
     def _wait_for_room(self, letter: Letter) -> None:
         with self._room:
-            while not self.has_room():
+            while not self.has_room(letter.spec.name):
                 left = letter.give_up_s - self._clock()
                 if left <= 0 or self._failure is not None:
+                    task_id, model = letter.ticket.task_id, letter.spec.name
+                    log.info("task %s of model %r is refused [client_full]", task_id, model)
                     raise QueueFull(
-                        f"{self._max_unsent} tasks of this client wait to be sent to Redis; "
-                        "submit less at once or allow a longer timeout"
+                        f"{self._max_unsent} tasks of this client, or {_CARRIED_TASKS} for model "
+                        f"{letter.spec.name!r} alone, wait to be sent to Redis; submit less at "
+                        "once or allow a longer timeout"
                     )
                 self._room.wait(min(left, 0.5))
 
@@ -126,16 +137,28 @@ class Outbox:
         carried: list[Letter] = []
         while not (self._stop.is_set() and self._queue.empty() and not carried):
             letters = [letter for letter in carried if not letter.ticket.done()]
-            if len(letters) < _CARRIED_TASKS:
-                letters += self._collect(wait=not letters)
+            letters += self._collect(wait=not letters)
             carried = []
             groups: dict[tuple[str, int], list[Letter]] = {}
             for letter in letters:
                 groups.setdefault((letter.spec.name, letter.ticket.priority), []).append(letter)
-            for group in groups.values():
-                carried += self._send_in_parts(group)
+            for key, group in groups.items():
+                carried += self._send_unless_full(key, group)
+            self._carried = Counter(letter.spec.name for letter in carried)
+            self._count_refused()
+            with self._room:
+                self._room.notify_all()
             if len(carried) >= len(letters) and carried:
                 self._stop.wait(_FULL_RETRY_S)
+
+    def _send_unless_full(self, key: tuple[str, int], letters: list[Letter]) -> list[Letter]:
+        """Sends a group, unless its queue was full a moment ago; returns what has to wait."""
+        if self._clock() < self._retry_s.get(key, 0.0) and not self._stop.is_set():
+            return letters
+        refused = self._send_in_parts(letters)
+        if refused:
+            self._retry_s[key] = self._clock() + _FULL_RETRY_S
+        return refused
 
     def _collect(self, *, wait: bool) -> list[Letter]:
         letters: list[Letter] = []
@@ -153,8 +176,6 @@ class Outbox:
                 first = self._queue.get_nowait()
         except queue.Empty:
             pass
-        with self._room:
-            self._room.notify_all()
         return letters
 
     def _send_in_parts(self, letters: list[Letter]) -> list[Letter]:
@@ -245,7 +266,17 @@ class Outbox:
 
     def _refuse(self, letter: Letter, error: TrtqError) -> None:
         self._on_refused(letter.ticket)
-        letter.ticket.fail(error)
+        if not letter.ticket.fail(error):
+            return
+        model = letter.spec.name
+        log.info("task %s of model %r is refused [%s]", letter.ticket.task_id, model, error.code)
+        if not isinstance(error, RedisUnavailable):
+            self._refused[model, error.code] += 1
+
+    def _count_refused(self) -> None:
+        refused, self._refused = self._refused, Counter()
+        for (model, code), times in refused.items():
+            count_event(self._link, model, "refused", code, times)
 
 
 def _full(spec: ModelSpec) -> QueueFull:

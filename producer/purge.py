@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import redis
 
 from producer import keys
+from producer.dead import DeadLetters
 from producer.errors import Cancelled, WireError
 from producer.inbox import REPLY_TTL_S, Inbox
 from producer.link import Link
 from producer.task import Reply, client_of
+from producer.text import shown_name
 from producer.wire import decode_task, encode_reply, sender_of
+
+log = logging.getLogger("trtq.purge")
 
 
 def purge(connection: redis.Redis, model: str) -> int:
-    """Takes every task of `model` that no worker holds; returns how many.
+    """Takes every task of `model` that no worker holds, and its dead letters; returns how many
+    tasks that were, without the letters.
 
     Their tickets end with Cancelled. Raises InvalidInput for a name that is none, redis-py's
     errors.
     """
+    letters = DeadLetters(connection, model)
+    letters.drop(list(letters.letters()))
+    connection.delete(keys.old_dead(model))
     link = Link(connection)
     inbox = Inbox(link, model)
     before = inbox.look()
@@ -40,6 +49,8 @@ def _tell(link: Link, model: str, frames: list[bytes]) -> None:
     stored: dict[str, tuple[bytes, int]] = {}
     for frame in frames:
         task_id = sender_of(frame)
+        name = "without a readable id" if task_id is None else shown_name(task_id)
+        log.info("task %s of model %r is purged [operator]", name, model)
         if task_id is None:
             continue
         message = f"task {task_id}: the queue of model {model!r} was purged"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
-_COMMON = "_bell.lua"
+#: Shared functions, in front of every script, and those only of scripts that handle dead letters.
+_COMMON = "_bell"
+_DEAD = "_dead"
+_OF_DEAD_LETTERS = frozenset({"settle", "drop", "requeue"})
 
 
 @cache
 def script(name: str) -> str:
     """The text of `lua/<name>.lua` with the shared functions in front."""
     folder = files("producer") / "lua"
-    common = (folder / _COMMON).read_text(encoding="utf-8")
-    return common + (folder / f"{name}.lua").read_text(encoding="utf-8")
+    parts = (_COMMON, _DEAD, name) if name in _OF_DEAD_LETTERS else (_COMMON, name)
+    return "".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)

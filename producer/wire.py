@@ -7,6 +7,9 @@ name the sender of a message that it cannot read otherwise. Version 1 goes on:
     reply  status (0 rows inside, 1 rows by reference, 2 error), body
 
 A tensor is [name, dtype, shape, data]. Nothing here can run code: no pickle, no extension types.
+
+Bytes are decoded under limits, since a byte of msgpack may become an object of 90: garbage takes at
+most about 100 times its length and never more than its length and some 30 MiB.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from typing import Any
 import msgpack
 
 from producer.errors import CorruptMessage, UnsupportedVersion
-from producer.spec import DTYPES
+from producer.quote import quoted
+from producer.spec import DTYPES, MAX_RANK, MAX_TENSORS
 from producer.task import InferenceTask, Reply, RowError, RowReference, Tensor
 
 VERSION = 1
@@ -26,7 +30,36 @@ _INSIDE, _REFERENCE, _ERROR = 0, 1, 2
 _ITEM_BYTES = {
     name: int("".join(c for c in name if c.isdigit()) or 8) // 8 for name in sorted(DTYPES)
 }
-_MAX_RANK = 32
+_MAX_BYTES = 2**62
+#: Longest path that Linux opens; longer names of tensors nobody has.
+_MAX_NAME = 4096
+
+# An array is allocated as long as it says it is, before its elements are read.
+_LIMITS: dict[str, Any] = {
+    "raw": False,
+    "use_list": False,
+    "strict_map_key": True,
+    "max_array_len": MAX_TENSORS,
+    "max_map_len": 64,
+    "max_ext_len": 0,
+}
+_HEAD_LIMITS = {**_LIMITS, "max_array_len": 0, "max_map_len": 0}
+#: Below this many bytes counting arrays costs more than garbage could.
+_COUNT_FROM_BYTES = 256 << 10
+_MAX_CONTAINERS = 4 * MAX_TENSORS
+
+
+class _Budget:
+    """Counts arrays and maps of one message; raises CorruptMessage at more than any may have."""
+
+    def __init__(self) -> None:
+        self.left = _MAX_CONTAINERS
+
+    def __call__(self, container: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise CorruptMessage(f"a message of more than {_MAX_CONTAINERS} arrays and maps")
+        return container
 
 
 def encode_task(task: InferenceTask) -> bytes:
@@ -45,7 +78,9 @@ def decode_task(frame: bytes) -> InferenceTask:
     no task. `sender_of` may still find who to tell.
     """
     fields = _unpack(frame)
-    _check_head(fields)
+    if type(fields) is not tuple or len(fields) < 2:
+        raise CorruptMessage("no array of at least two elements")
+    _check_head(fields[0], fields[1])
     try:
         _, task_id, kind, rows, ttl_ms, store_s, body, trace = fields
     except ValueError:
@@ -58,7 +93,7 @@ def decode_task(frame: bytes) -> InferenceTask:
         return InferenceTask(task_id, rows, _tensors(body), None, ttl_ms, store_s, trace)
     if kind == _REFERENCE:
         return InferenceTask(task_id, rows, (), _reference(body), ttl_ms, store_s, trace)
-    raise CorruptMessage(f"task {task_id} has unknown kind {kind!r}")
+    raise CorruptMessage(f"task {task_id} has unknown kind {quoted(kind)}")
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -79,65 +114,95 @@ def decode_replies(blob: bytes) -> Iterator[Reply]:
 
     Raises CorruptMessage or UnsupportedVersion at the first frame that is no reply.
     """
-    unpacker = msgpack.Unpacker(
-        raw=False, use_list=False, strict_map_key=True, max_buffer_size=max(1, len(blob))
-    )
+    budget = _Budget()
+    if len(blob) < _COUNT_FROM_BYTES:
+        unpacker = msgpack.Unpacker(max_buffer_size=len(blob) or 1, **_LIMITS)
+    else:
+        unpacker = msgpack.Unpacker(
+            max_buffer_size=len(blob), list_hook=budget, object_hook=budget, **_LIMITS
+        )
     unpacker.feed(blob)
     whole = 0
     while True:
         try:
-            fields = unpacker.unpack()
+            reply = _reply(unpacker, budget)
         except msgpack.OutOfData:
             if whole != len(blob):
                 raise CorruptMessage("a reply is truncated") from None
             return
         except (ValueError, msgpack.UnpackException) as failure:
-            raise CorruptMessage(f"a reply is no msgpack: {failure}") from None
+            raise CorruptMessage(f"a reply is no msgpack: {_said(failure)}") from None
         whole = unpacker.tell()
-        yield _reply(fields)
+        yield reply
 
 
 def sender_of(frame: bytes) -> str | None:
     """The task id in the first two elements of any version's frame, also of a truncated one."""
-    unpacker = msgpack.Unpacker(raw=False, max_buffer_size=4096)
-    try:
-        unpacker.feed(frame[:512])
-        if unpacker.read_array_header() < 2 or not isinstance(unpacker.unpack(), int):
-            return None
-        task_id = unpacker.unpack()
-    except (ValueError, msgpack.UnpackException):
-        return None
+    task_id = _head(frame)[1]
     return task_id if _is_task_id(task_id) else None
 
 
-def _reply(fields: Any) -> Reply:
-    _check_head(fields)
+def _head(frame: bytes) -> tuple[Any, Any]:
+    """The first two elements where they can be read, else None."""
+    unpacker = msgpack.Unpacker(max_buffer_size=512, **_HEAD_LIMITS)
+    version = None
     try:
-        _, task_id, status, body = fields
-    except ValueError:
-        raise CorruptMessage(f"a reply has 4 fields, this one {len(fields)}") from None
+        unpacker.feed(frame[:512])
+        if unpacker.read_array_header() < 2:
+            return None, None
+        version = unpacker.unpack()
+        return version, unpacker.unpack() if type(version) is int else None
+    except (ValueError, msgpack.UnpackException):
+        return version, None
+
+
+def _reply(unpacker: Any, budget: _Budget) -> Reply:
+    # Field by field: only row errors may be many, and what else is an array is known to be short.
+    count = unpacker.read_array_header()
+    budget.left = _MAX_CONTAINERS
+    if count < 2:
+        raise CorruptMessage("no array of at least two elements")
+    task_id = _check_head(unpacker.unpack(), unpacker.unpack())
+    if count != 4:
+        raise CorruptMessage(f"a reply has 4 fields, this one {count}")
+    status = unpacker.unpack()
     if status == _INSIDE:
-        return Reply(task_id, outputs=_tensors(body))
+        return Reply(task_id, outputs=_tensors(unpacker.unpack()))
     if status == _REFERENCE:
-        return Reply(task_id, row_errors=_row_errors(body))
-    if status == _ERROR and _is_texts(body, 2):
-        return Reply(task_id, error_code=body[0], error_message=body[1])
-    raise CorruptMessage(f"reply to {task_id} has unknown status {status!r}")
+        errors = []
+        for _ in range(unpacker.read_array_header()):
+            budget.left = _MAX_CONTAINERS
+            errors.append(_row_error(unpacker.unpack()))
+        return Reply(task_id, row_errors=tuple(errors))
+    if status == _ERROR:
+        body = unpacker.unpack()
+        if _is_texts(body, 2) and body[0]:
+            return Reply(task_id, error_code=body[0], error_message=body[1])
+        raise CorruptMessage(f"the error for {task_id} is not [code, message]")
+    raise CorruptMessage(f"reply to {task_id} has unknown status {quoted(status)}")
 
 
 def _unpack(frame: bytes) -> Any:
     try:
-        return msgpack.unpackb(frame, raw=False, use_list=False, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException) as failure:
-        raise CorruptMessage(f"no msgpack: {type(failure).__name__} {failure}") from None
-    except RecursionError:
-        raise CorruptMessage("msgpack nested too deeply") from None
+        if len(frame) < _COUNT_FROM_BYTES:
+            return msgpack.unpackb(frame, **_LIMITS)
+        budget = _Budget()
+        return msgpack.unpackb(frame, list_hook=budget, object_hook=budget, **_LIMITS)
+    except (ValueError, msgpack.UnpackException, RecursionError, CorruptMessage) as failure:
+        version, task_id = _head(frame)
+        if _is_task_id(task_id):
+            # A newer version's body may hold what this one's may not.
+            _check_head(version, task_id)
+        if isinstance(failure, CorruptMessage):
+            raise
+        raise CorruptMessage(f"no msgpack: {_said(failure)}") from None
 
 
-def _check_head(fields: Any) -> None:
-    if not isinstance(fields, tuple) or len(fields) < 2:
-        raise CorruptMessage("no array of at least two elements")
-    version, task_id = fields[0], fields[1]
+def _said(failure: Exception) -> str:
+    return f"{type(failure).__name__} {str(failure)[:200]}"
+
+
+def _check_head(version: Any, task_id: Any) -> str:
     if type(version) is not int or not _is_task_id(task_id):
         raise CorruptMessage("the first two elements are no version and task id")
     if version != VERSION:
@@ -145,6 +210,8 @@ def _check_head(fields: Any) -> None:
             f"message of wire version {version}; this side reads version {VERSION}: "
             "upgrade the older side"
         )
+    found: str = task_id
+    return found
 
 
 def _is_task_id(value: object) -> bool:
@@ -177,13 +244,16 @@ def _tensor(item: Any) -> Tensor:
             raise CorruptMessage("a tensor is not [name, dtype, shape, data]")
         for size in shape:
             if type(size) is not int or size < 0:
-                raise CorruptMessage(f"tensor {name!r} has shape {shape}")
+                raise CorruptMessage(f"tensor {quoted(name)} has shape {quoted(shape)}")
     except (ValueError, TypeError, KeyError):
         raise CorruptMessage("a tensor is not [name, dtype, shape, data]") from None
-    if len(shape) > _MAX_RANK or prod(shape) * item_bytes != len(data):
+    if len(name) > _MAX_NAME or len(shape) > MAX_RANK or prod(shape) * item_bytes != len(data):
         raise CorruptMessage(
-            f"tensor {name!r} of {dtype} and shape {shape[:_MAX_RANK]} has {len(data)} bytes"
+            f"tensor {quoted(name)} of {dtype} and shape {quoted(shape)} has {len(data)} bytes"
         )
+    if not data and prod(size or 1 for size in shape) * item_bytes > _MAX_BYTES:
+        # Without elements, and still more than numpy can address.
+        raise CorruptMessage(f"tensor {quoted(name)} has shape {quoted(shape)}")
     return Tensor(name, dtype, shape, data)
 
 
@@ -194,6 +264,7 @@ def _reference(body: Any) -> RowReference:
         if (
             named
             and all(_is_texts(pair, 2) for pair in inputs + outputs)
+            and all(len(text) <= _MAX_NAME for pair in inputs + outputs for text in pair)
             and _is_count(start)
             and _is_count(stop)
         ):
@@ -201,12 +272,9 @@ def _reference(body: Any) -> RowReference:
     raise CorruptMessage("a row reference is not [inputs, outputs, start, stop]")
 
 
-def _row_errors(body: Any) -> tuple[RowError, ...]:
-    if not isinstance(body, tuple):
-        raise CorruptMessage("row errors are no array")
-    for item in body:
-        if not (isinstance(item, tuple) and len(item) == 3 and _is_count(item[0])):
-            raise CorruptMessage("a row error is not [row, code, message]")
-        if not _is_texts(item[1:], 2):
-            raise CorruptMessage("a row error is not [row, code, message]")
-    return tuple(RowError(*item) for item in body)
+def _row_error(item: Any) -> RowError:
+    if not (isinstance(item, tuple) and len(item) == 3 and _is_count(item[0])):
+        raise CorruptMessage("a row error is not [row, code, message]")
+    if not _is_texts(item[1:], 2):
+        raise CorruptMessage("a row error is not [row, code, message]")
+    return RowError(*item)

@@ -50,6 +50,10 @@ def check(outputs: Mapping[str, Array], expected: dict[str, Array]) -> None:
 class EngineContract:
     """The suite. Slots are used in the test's own thread unless a test says otherwise."""
 
+    def test_padding_only_adds_rows(self, loaded: Subject) -> None:
+        for rows in (1, 2, 3):
+            assert loaded.engine.padded_rows(rows) >= rows
+
     @pytest.fixture
     def loaded(self, subject: Subject) -> Iterator[Subject]:
         subject.engine.load()

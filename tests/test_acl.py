@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -117,6 +118,16 @@ def test_operators_can_do_their_work(guarded: Guarded, workers: list[WorkerHandl
         assert "checksum" in trtq("status", "--json", url=guarded.url(user)).stdout
         assert "checksum" in trtq("models", "--json", url=guarded.url(user)).stdout
     assert trtq("purge", "checksum", "--yes", url=guarded.url("ops")).returncode == 0
+    # A frame that nobody can read becomes a dead letter.
+    guarded.admin.xadd("trtq:{checksum}:in:high", {"d": b"no task"})
+    with Client(guarded.url("alice")) as client:
+        client.submit("checksum", ROWS[0]).result(20)
+    for user in ("graphs", "ops"):
+        (letter,) = json.loads(trtq("dead", "list", "--json", url=guarded.url(user)).stdout)
+    shown = trtq("dead", "show", "checksum", letter["letter_id"], url=guarded.url("ops"))
+    assert shown.returncode == 0
+    dropped = trtq("dead", "drop", "checksum", "--all", "--yes", url=guarded.url("ops"))
+    assert dropped.returncode == 0
     with connect(guarded.url("graphs")) as connection:
         (up, *rest) = QueueCollector(connection).collect()
     assert up.samples[0].value == 1

@@ -16,6 +16,7 @@ from producer.connection import connect
 from producer.errors import ConfigError, InvalidInput
 from tests.support.processes import ROOT
 from workers.broker import broker_of
+from workers.devices import CPU
 from workers.launch import make_plans
 from workers.models import load_models
 from workers.settings import WorkerSettings
@@ -147,11 +148,11 @@ def test_client_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_password_of_an_option_reaches_children_by_environment_only(tmp_path: Path) -> None:
-    for plan in make_plans(["cpu"], redis_url=f"redis://:{ESCAPED}@h", models=[tmp_path]):
+    for plan in make_plans([CPU], redis_url=f"redis://:{ESCAPED}@h", models=[tmp_path]):
         assert plan.env["TRTQ_REDIS_URL"] == f"redis://:{ESCAPED}@h"
         assert plan.env["TRTQ_REDIS_PASSWORD_FILE"] == ""
         assert not [part for part in plan.command if ESCAPED in part]
-    for plan in make_plans(["cpu"], redis_url=None, models=[tmp_path]):
+    for plan in make_plans([CPU], redis_url=None, models=[tmp_path]):
         assert not [name for name in plan.env if name.startswith("TRTQ_REDIS_")]
 
 

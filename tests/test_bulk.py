@@ -123,7 +123,7 @@ def test_a_whole_job(place: Place) -> None:
     assert summary.output_paths == (place.output,)
     assert summary.errors_path is None
     assert summary.rows_per_s > 0
-    assert place.names() == {"in.npy", "out.npy"}
+    assert place.names() == {"in.npy", "out.npy", "out.npy.state"}
     assert sorted((r.start, r.stop) for r in client.submitted) == [
         (start, min(start + 8, ROWS)) for start in range(0, ROWS, 8)
     ]
@@ -258,7 +258,35 @@ def test_resume_gives_the_same_bytes(place: Place) -> None:
     assert place.output.read_bytes() == whole
     assert 32 <= summary.resumed_rows < ROWS
     assert summary.tasks == -(-(ROWS - summary.resumed_rows) // 8)
-    assert not place.state.exists()
+
+
+def test_resume_of_a_finished_job_runs_nothing(place: Place) -> None:
+    place.bulk()
+    whole, state = place.output.read_bytes(), place.state.read_bytes()
+    assert state.endswith(b"}\nfinished\n")
+    for _ in range(2):
+        summary = place.bulk(resume=True)
+        assert (summary.rows, summary.tasks, summary.failed) == (ROWS, 0, 0)
+        assert summary.resumed_rows == ROWS
+        assert place.output.read_bytes() == whole
+        assert place.state.read_bytes() == state
+    # A crash while the state was shortened leaves lines behind its end.
+    place.state.write_bytes(state + b"one 3\nsync\n")
+    assert place.bulk(resume=True).tasks == 0
+    np.save(place.input, place.rows + 1)
+    with pytest.raises(FileChanged, match="cannot be resumed"):
+        place.bulk(resume=True)
+    assert place.bulk(overwrite=True).tasks == 13
+
+
+def test_a_state_that_is_no_file(place: Place) -> None:
+    os.mkfifo(place.state)
+    with pytest.raises(OutputFailed, match="no regular file"):
+        place.bulk()
+    place.state.unlink()
+    place.state.mkdir()
+    with pytest.raises(OutputFailed):
+        place.bulk()
 
 
 def test_resume_where_nothing_is_starts_anew(place: Place) -> None:
@@ -359,7 +387,7 @@ def test_a_torn_state_is_resumed(place: Place) -> None:
 def test_an_unreadable_header_is_no_job(place: Place) -> None:
     with pytest.raises(KeyboardInterrupt):
         place.bulk(progress=interrupt_after(4))
-    for text in ('{"version": 1', "[]\n", "\0\n"):
+    for text in ('{"version": 1', "[]\n", "\0\n", "[" * 200_000 + "\n"):
         place.state.write_text(text)
         with pytest.raises(OutputMismatch, match="no job to resume"):
             place.bulk(resume=True)
@@ -411,7 +439,7 @@ def test_failed_rows_are_listed_and_tried_again(place: Place) -> None:
     last = place.bulk(resume=True)
     assert (last.failed, last.tasks) == (0, 1)
     np.testing.assert_array_equal(np.load(place.output), place.rows * 2)
-    assert place.names() == {"in.npy", "out.npy"}
+    assert place.names() == {"in.npy", "out.npy", "out.npy.state"}
 
 
 def test_a_fatal_error_keeps_what_is_done(place: Place) -> None:
@@ -634,9 +662,39 @@ def test_parquet_and_arrow(place: Place) -> None:
         place.input = place.root / "bad.parquet"
         with pytest.raises(FileFormat, match=match):
             place.bulk(overwrite=True)
+    twice = pa.Table.from_arrays([lists, lists], ["x", "x"])
+    pq.write_table(twice, place.input)
+    with pytest.raises(FileFormat, match="2 columns named 'x'"):
+        place.bulk(overwrite=True)
     place.input.write_bytes(b"no parquet")
     with pytest.raises(FileFormat, match="cannot be read"):
         place.bulk(overwrite=True)
+
+
+def test_a_parquet_file_that_lies_about_its_rows(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    place.input = place.root / "in.parquet"
+    pq.write_table(pa.table({name: place.rows[:, i] for i, name in enumerate("abc")}), place.input)
+    for said, match in ((ROWS + 1, f"it has {ROWS}"), (ROWS - 1, "more than the 102 rows")):
+        monkeypatch.setattr("producer.bulk.columns._rows", lambda _, said=said: said)
+        with pytest.raises(FileFormat, match=match):
+            place.bulk()
+    assert place.names() == {"in.npy", "in.parquet"}
+
+
+def test_a_damaged_parquet_file_is_the_inputs_fault(place: Place) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    place.input = place.root / "in.parquet"
+    pq.write_table(pa.table({name: place.rows[:, i] for i, name in enumerate("abc")}), place.input)
+    whole = place.input.read_bytes()
+    place.input.write_bytes(whole[:4] + b"\xff" * 400 + whole[404:])
+    with pytest.raises(FileFormat, match="cannot be read"):
+        place.bulk()
+    assert place.names() == {"in.npy", "in.parquet"}
 
 
 def test_parquet_without_pyarrow(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,8 +64,30 @@ def test_submit_json_and_files(run: Run, tmp_path: Path) -> None:
     assert json.loads(both.stdout) == {"sum": [5, 7, 9], "product": [4, 10, 18]}
 
 
+def test_an_archive_holds_outputs_by_the_models_names(run: Run, tmp_path: Path) -> None:
+    rows = json.dumps(ROWS[:3].tolist())
+    stored = run("submit", "checksum", "--store", "--output", tmp_path / "one.npz", input=rows)
+    assert stored.exit_code == 0, stored.output
+    task_id = stored.stderr.split()[-1]
+    assert run("result", task_id, "--output", tmp_path / "again.npz").exit_code == 0
+    for name in ("one.npz", "again.npz"):
+        with np.load(tmp_path / name) as found:
+            assert found.files == ["sum"]
+            assert found["sum"].tolist() == SUMS[:3].tolist()
+    assert run("result", task_id, "--output", tmp_path / "again.npy").exit_code == 0
+    assert np.load(tmp_path / "again.npy").tolist() == SUMS[:3].tolist()
+
+
+def test_version(run: Run) -> None:
+    shown = run("--version")
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("trtq ")
+    assert shown.stdout.count("\n") == 1
+
+
 def test_a_stored_result_can_be_read_later(run: Run) -> None:
     stored = run("submit", "checksum", "--store", input=json.dumps(ROWS[:1].tolist()))
+    assert stored.stderr.count("\n") == 1  # no warning: a worker serves the model
     task_id = stored.stderr.split()[-1]
     again = run("result", task_id)
     assert json.loads(again.stdout) == [SUMS[0]]
@@ -115,6 +137,10 @@ def test_bulk_whole_and_with_failed_rows(run: Run, folder: Path) -> None:
     again = run("bulk", "checksum", folder / "rows.npy", folder / "sums.npy")
     assert again.exit_code == 2
     assert "error [output_mismatch]" in again.stderr
+    resumed = run("bulk", "checksum", folder / "rows.npy", folder / "sums.npy", "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "already done: all 100 rows" in resumed.stdout
+    assert "warning" not in resumed.stderr
     np.save(folder / "index.npy", np.array([1, 2, 99, 3], np.int64))
     some = run("bulk", "failing", folder / "index.npy", folder / "values.npy")
     assert some.exit_code == 3, some.output
@@ -160,6 +186,24 @@ def test_purge_tells_the_senders(run: Run, redis_url: str) -> None:
             assert raw.xlen(keys.model_keys("idle").normal) == 0
         finally:
             raw.hdel(keys.MODELS, "idle")
+
+
+def test_a_model_that_nobody_serves_is_named(run: Run, redis_url: str, folder: Path) -> None:
+    with redis.Redis.from_url(redis_url, protocol=2) as raw:
+        spec = Catalog(raw, 0, time.monotonic).spec("checksum")
+        idle = spec.model_copy(update={"name": "idle"})
+        raw.hset(keys.MODELS, "idle", idle.model_dump_json())
+        try:
+            np.save(folder / "idle.npy", ROWS)
+            single = run("submit", "idle", "--deadline", "0.01", input=json.dumps([1] * 16))
+            args = (folder / "idle.npy", folder / "idle-sums.npy", "--deadline", "0.01")
+            bulk = run("bulk", "idle", *args)
+        finally:
+            raw.hdel(keys.MODELS, "idle")
+    for shown, code in ((single, 1), (bulk, 3)):
+        assert shown.exit_code == code, shown.output
+        assert shown.stderr.startswith("warning: no worker serves model 'idle' now")
+    assert "error [deadline_exceeded]" in single.stderr
 
 
 @pytest.mark.parametrize("command", "worker bulk submit result models status purge redis".split())

@@ -1,13 +1,10 @@
-"""Memory of TensorRT slots and the choice of GPUs, without a GPU."""
+"""Memory of TensorRT slots, without a GPU."""
 
 from __future__ import annotations
-
-from types import SimpleNamespace
 
 import pytest
 
 from producer.errors import ConfigError
-from workers.pinning import Gpu, list_gpus
 from workers.tensorrt.memory import Budget, GrowingBuffer
 
 
@@ -48,45 +45,3 @@ def test_a_failed_allocation_gives_the_budget_back():
     with pytest.raises(MemoryError):
         GrowingBuffer(fail, budget).at_least(50)
     assert budget.taken_bytes == 0
-
-
-class NVMLError(Exception):
-    pass
-
-
-def fake_nvml():
-    def mig_mode(handle):
-        if handle == "a":
-            raise NVMLError
-        return 1, 1
-
-    def mig_handle(handle, index):
-        if index == 1:
-            raise NVMLError
-        return f"{handle}{index}"
-
-    def affinity(handle, words):
-        if handle == "b":
-            raise NVMLError
-        return [1 << 63, 0b10][:words]
-
-    return SimpleNamespace(
-        NVMLError=NVMLError,
-        NVML_DEVICE_MIG_ENABLE=1,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex="ab".__getitem__,
-        nvmlDeviceGetUUID=lambda handle: f"UUID-{handle}".encode(),
-        nvmlDeviceGetMigMode=mig_mode,
-        nvmlDeviceGetMaxMigDeviceCount=lambda handle: 3,
-        nvmlDeviceGetMigDeviceHandleByIndex=mig_handle,
-        nvmlDeviceGetCpuAffinity=affinity,
-    )
-
-
-def test_gpus_are_listed_by_uuid_with_near_cores_and_mig_devices_for_their_gpu():
-    none = frozenset()
-    assert list_gpus(fake_nvml(), 66) == [
-        Gpu("UUID-a", frozenset({63, 65})),
-        Gpu("UUID-b0", none),
-        Gpu("UUID-b2", none),
-    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from producer.spec import TensorSpec
 from tests.engine_contract import EngineContract, Subject
 from tests.support import models
 from tests.support.fake_engine import FakeEngine
+from tests.support.hooks import copy_inputs, same_outputs
 from workers.engines import make_engine
 from workers.engines.base import Array
+from workers.engines.hook_functions import Hook
+from workers.engines.hooks import HookedEngine
 from workers.engines.host_buffer import ALIGNMENT_BYTES, HostBuffer
 from workers.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSlot
 from workers.models import ModelConfig, load_models
@@ -90,6 +94,38 @@ class TestContract(EngineContract):
     def subject(self, request: pytest.FixtureRequest, tmp_path: Path) -> Subject:
         made: Subject = request.param(tmp_path / "m.onnx")
         return made
+
+
+def through_hooks(make: Callable[[Path], Subject], path: Path, hooks: str) -> Subject:
+    """The same engine behind hooks that change nothing: `hooks` names which of the two."""
+    subject = make(path)
+    x = tuple(None if make is dynamic_subject else size for size in subject.row_shape)
+    sent = TensorSpec(name=subject.x_name, dtype=subject.dtype, shape=x)
+    got = [
+        TensorSpec(name=name, dtype=array.dtype.name, shape=x[: array.ndim - 1])
+        for name, array in subject.expected(
+            np.zeros((1, *subject.row_shape), subject.dtype)
+        ).items()
+    ]
+    subject.engine = HookedEngine(
+        subject.engine,
+        "m",
+        Hook("preprocess", copy_inputs, (sent,)) if "preprocess" in hooks else None,
+        Hook("postprocess", same_outputs, tuple(got)) if "postprocess" in hooks else None,
+        max_batch=8,
+    )
+    return subject
+
+
+class TestContractThroughHooks(EngineContract):
+    @pytest.fixture(params=["preprocess and postprocess", "preprocess", "postprocess"])
+    def hooks(self, request: pytest.FixtureRequest) -> str:
+        named: str = request.param
+        return named
+
+    @pytest.fixture(params=SUBJECTS, ids=lambda make: make.__name__.removesuffix("_subject"))
+    def subject(self, request: pytest.FixtureRequest, hooks: str, tmp_path: Path) -> Subject:
+        return through_hooks(request.param, tmp_path / "m.onnx", hooks)
 
 
 def loaded(path: Path, **keys: Any) -> OnnxRuntimeEngine:

@@ -36,7 +36,7 @@ def test_queues_by_model_and_priority(connection: redis.Redis, url: str) -> None
     inbox.attend("w1", 5000)
     for flush, priority in enumerate((0, 2, 2)):
         inbox.add(SPEC, priority, "c", flush, [(2, b"task")])
-    connection.rpush(inbox.keys.dead, "{}")
+    connection.xadd(inbox.keys.dead_letters, {"task": "c-1"})
     samples = scrape(url)
     assert value(samples, "trtq_redis_up") == 1
     assert value(samples, "trtq_queue_tasks", model="m", priority="high") == 1

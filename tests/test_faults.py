@@ -20,6 +20,7 @@ from producer.embedded import EmbeddedRedis
 from producer.errors import DeadlineExceeded, PoisonTask, TrtqError
 from producer.inbox import Inbox
 from producer.link import Link
+from producer.wire import decode_replies
 from tests.support import models as onnx_models
 from tests.support.processes import ROOT, start_worker, until
 from workers.process import EXIT_FATAL
@@ -109,6 +110,35 @@ def test_a_killed_workers_tasks_are_answered_by_another(
         assert second.stop() == 0
 
 
+def test_a_worker_that_slept_beyond_its_lease_answers_nothing_twice(
+    server: EmbeddedRedis, inbox: Inbox, folder: Path
+) -> None:
+    first = start_worker(server.url, folder, name="first", lease_ms="500")
+    with Client(server.url) as client:
+        blobs: list[bytes] = []
+        deliver = client._mailbox._deliver
+
+        def listen(blob: bytes) -> None:
+            blobs.append(blob)
+            deliver(blob)
+
+        client._mailbox._deliver = listen  # type: ignore[method-assign]
+        tickets = [client.submit("slow", row) for row in rows(60)]
+        until(lambda: sum(t.done() for t in tickets) >= 8 and inbox.look().claimed)
+        first.process.send_signal(signal.SIGSTOP)
+        second = start_worker(server.url, folder, name="second", lease_ms="500")
+        assert all(t.exception(60) is None for t in tickets)
+        # It wakes up with a batch in its slot and answers that are not wanted any more.
+        first.process.send_signal(signal.SIGCONT)
+        again = client.submit("slow", rows(1)[0])
+        assert again.exception(30) is None
+        assert first.stop() == 0
+        assert second.stop() == 0
+        answered = [reply.task_id for blob in blobs for reply in decode_replies(blob)]
+        assert sorted(answered) == sorted(t.task_id for t in [*tickets, again])
+        assert inbox.look().rows == 0
+
+
 def test_a_stopping_worker_hands_back_what_it_has_not_started(
     server: EmbeddedRedis, inbox: Inbox, folder: Path
 ) -> None:
@@ -186,7 +216,7 @@ def test_a_task_that_no_worker_survives_is_poison(
         until(lambda: poison.accepted() and good.accepted())
         # Two workers take it and die: once among others, once alone.
         (taken,) = inbox.claim("dies", 1).entries
-        (again,) = until(lambda: inbox.reclaim("dies-alone", 1, 1, 1, True))
+        (again,) = until(lambda: inbox.reclaim("dies-alone", 1, 1, 1, True).entries)
         assert taken.entry_id == again.entry_id == poison.entry_id
         worker = start_worker(server.url, folder, lease_ms="500", max_deliveries="1")
         assert isinstance(poison.exception(30), PoisonTask)
@@ -198,7 +228,7 @@ def test_a_task_that_no_worker_survives_is_poison(
 BULK = """
 import sys
 from pathlib import Path
-from producer import Client
+from producer import Client, keys
 from producer.bell import bell_message
 from producer.bulk import run_bulk
 with Client(sys.argv[1]) as client:

@@ -118,3 +118,23 @@ def test_closing_lets_everybody_go(feed: Feed) -> None:
     for thread in alone:
         thread.join(10)
     assert not any(thread.is_alive() for thread in alone)
+
+
+def test_time_with_a_batch_in_a_slot_is_counted_once_for_all_slots() -> None:
+    now_ms = [0.0]
+    feed = Feed(4, 0.0, lambda: now_ms[0])
+    feed.add([held(1), held(2), held(3)])
+    now_ms[0] = 10.0
+    assert feed.busy_ms == 0
+    feed.take(0)
+    now_ms[0] = 13.0
+    feed.take(0)
+    assert feed.busy_ms == 3
+    feed.finished()
+    now_ms[0] = 15.0
+    feed.finished()
+    now_ms[0] = 50.0
+    assert feed.busy_ms == 5
+    feed.take(0)
+    now_ms[0] = 51.0
+    assert feed.busy_ms == 6

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -19,12 +21,26 @@ from hypothesis.stateful import (
 )
 
 from producer import keys
-from producer.inbox import BELL_TTL_MS, SCRIPT_BYTES, TURN_LEASE_MS, Entry, Inbox, Settlement
+from producer.entries import Settled
+from producer.inbox import (
+    BELL_TTL_MS,
+    SCRIPT_BYTES,
+    TURN_LEASE_MS,
+    Entry,
+    Inbox,
+    Reclaim,
+    Settlement,
+)
+from producer.letters import encode_letter
 from producer.link import Link
 from producer.task import Reply
 from producer.wire import decode_replies, encode_reply
 from tests.support.processes import until
 from tests.support.specs import SPEC
+from workers.metrics import Counters
+from workers.presence import Presence
+
+LETTER = encode_letter("c-1", "poison_task", "killed", 1, 1, 4, ["w1"], b"1-0", 1)
 
 
 class Adder:
@@ -187,8 +203,8 @@ def test_limits_of_rows_and_bytes(inbox: Inbox, add: Adder) -> None:
 def test_settling_answers_once(inbox: Inbox, add: Adder, connection: redis.Redis) -> None:
     add([b"a", b"b"])
     entries = inbox.claim("w", 10).entries
-    assert inbox.settle([answer(e, b"<%s>" % (e.frame or b"")) for e in entries]) == (2, 0)
-    assert inbox.settle([answer(e, b"again") for e in entries]) == (0, 2)
+    assert inbox.settle([answer(e, b"<%s>" % (e.frame or b"")) for e in entries]) == Settled(2)
+    assert inbox.settle([answer(e, b"again") for e in entries]) == Settled(0, (0, 1))
     assert replies(connection) == [b"<a><b>"]
     assert connection.ttl(keys.reply("c")) > 0
     assert inbox.look()[:6] == (0, 0, 0, 0, 0, 0)
@@ -199,11 +215,26 @@ def test_settling_stores_and_keeps_the_dead(
 ) -> None:
     add([b"a"])
     (entry,) = inbox.claim("w", 10).entries
-    inbox.settle([Settlement(entry, 1, None, b"r", "trtq:result:c-1", 60, b"record")])
+    inbox.settle([Settlement(entry, 1, None, b"r", "trtq:result:c-1", 60, LETTER)])
     assert connection.get("trtq:result:c-1") == b"r"
     assert connection.ttl("trtq:result:c-1") > 0
     assert inbox.look().dead == 1
     assert replies(connection) == []
+
+
+@pytest.mark.parametrize("fields", [{"d": b""}, {"other": b"x"}, {"d": b"a", "r": b"0"}])
+def test_an_entry_of_no_bytes_or_rows_ends_like_any_other(
+    inbox: Inbox, connection: redis.Redis, fields: dict[str, bytes]
+) -> None:
+    inbox.ensure_groups()
+    first, second, third = (connection.xadd(inbox.keys.normal, fields) for _ in range(3))
+    (entry,) = inbox.enter("w", 1).entries
+    assert entry.entry_id == first
+    assert inbox.settle([answer(entry)]) == Settled(1)
+    assert inbox.cancel(1, second, 0, 0) == 1
+    assert inbox.purge() == ([fields["d"]] if "d" in fields else [])
+    assert not connection.exists(inbox.keys.normal) or not connection.xlen(inbox.keys.normal)
+    assert third != second
 
 
 def test_a_late_worker_cannot_answer_twice(
@@ -211,24 +242,33 @@ def test_a_late_worker_cannot_answer_twice(
 ) -> None:
     add([b"a"])
     (late,) = inbox.claim("late", 1).entries
-    (taken,) = until(lambda: inbox.reclaim("other", 1, 10, 3, False))
+    (taken,) = until(lambda: inbox.reclaim("other", 1, 10, 3, False).entries)
     assert taken.deliveries == 1
     assert inbox.renew("late", [late]) == {(1, late.entry_id)}
     assert inbox.renew("other", [taken]) == frozenset()
-    assert inbox.settle([answer(late, b"late")]) == (1, 0)
-    assert inbox.settle([answer(taken, b"other")]) == (0, 1)
+    assert inbox.settle([answer(late, b"late")]) == Settled(1)
+    assert inbox.settle([answer(taken, b"other")]) == Settled(0, (0,))
     assert replies(connection) == [b"late"]
 
 
-def test_suspects_come_one_at_a_time(inbox: Inbox, add: Adder) -> None:
-    add([b"a", b"b"])
+def test_suspects_come_one_at_a_time(inbox: Inbox, add: Adder, connection: redis.Redis) -> None:
+    _, ids = add([b"a", b"b"])
+
+    def reclaim(consumer: str, holder: str, suspects: bool) -> Reclaim:
+        """After the leases of all that `holder` has ran out."""
+        connection.xclaim(inbox.keys.normal, keys.GROUP, holder, 0, ids, idle=20_000, justid=True)
+        return inbox.reclaim(consumer, 10_000, 10, 3, suspects)
+
     inbox.claim("w0", 10)
     for number in range(1, 3):
-        assert len(until(lambda n=number: inbox.reclaim(f"w{n}", 1, 10, 3, False))) == 2
-    until(lambda: inbox.heal(1) or inbox.look().bells)
-    assert inbox.reclaim("w3", 1, 10, 3, False) == []
-    (suspect,) = until(lambda: inbox.reclaim("w3", 1, 10, 3, True))
+        assert len(reclaim(f"w{number}", f"w{number - 1}", False).entries) == 2
+    assert reclaim("w3", "w2", False) == ([], True)
+    (suspect,) = reclaim("w3", "w2", True).entries
     assert suspect.deliveries == 3
+    (other,) = inbox.reclaim("w4", 10_000, 10, 3, True).entries
+    assert other.entry_id != suspect.entry_id
+    inbox.settle([answer(suspect), answer(other)])
+    assert inbox.reclaim("w5", 0, 10, 3, False) == ([], False)
 
 
 def test_released_entries_come_back_at_once_uncounted(inbox: Inbox, add: Adder) -> None:
@@ -237,7 +277,7 @@ def test_released_entries_come_back_at_once_uncounted(inbox: Inbox, add: Adder) 
     (entry,) = inbox.claim("w", 1).entries
     assert inbox.release("w", [entry], 10_000) == 1
     assert inbox.look().bells == 1
-    (again,) = inbox.reclaim("x", 10_000, 10, 3, False)
+    (again,) = inbox.reclaim("x", 10_000, 10, 3, False).entries
     assert again.deliveries == 0
     assert inbox.release("w", [again], 10_000) == 0
 
@@ -284,6 +324,66 @@ def test_presence(inbox: Inbox) -> None:
     inbox.absent("w")
     assert inbox.look().workers == 0
     assert TURN_LEASE_MS > 1000
+
+
+def consumers(inbox: Inbox, connection: redis.Redis) -> set[str]:
+    stream = inbox.keys.streams[1]
+    return {found["name"].decode() for found in connection.xinfo_consumers(stream, keys.GROUP)}
+
+
+def test_consumers_of_dead_workers_are_swept_once_they_hold_nothing(
+    inbox: Inbox, add: Adder, connection: redis.Redis
+) -> None:
+    add([b"a", b"b", b"c"])
+    for worker in ("lives", "dies", "dies holding"):
+        inbox.attend(worker, 60_000)
+        (entry,) = inbox.enter(worker, 1).entries
+        if worker != "dies holding":
+            inbox.settle([answer(entry)])
+    assert inbox.sweep() == 0
+    connection.zadd(inbox.keys.workers, {"dies": 1, "dies holding": 1})
+    assert inbox.sweep() == 1
+    assert consumers(inbox, connection) == {"lives", "dies holding"}
+    (taken,) = inbox.reclaim("lives", 0, 1, 9, False).entries
+    assert taken.frame == b"c"
+    inbox.settle([answer(taken)])
+    assert inbox.sweep() == 1
+    assert consumers(inbox, connection) == {"lives"}
+
+
+def test_a_live_worker_that_was_swept_works_on(
+    inbox: Inbox, add: Adder, connection: redis.Redis
+) -> None:
+    inbox.ensure_groups()
+    add([b"before"])
+    inbox.settle([answer(entry) for entry in inbox.claim("w", 1).entries])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(inbox.wait, "w", 1, 10_000)
+        until(lambda: connection.info("clients")["blocked_clients"])
+        assert inbox.sweep() == 1
+        add([b"a"])
+        (entry,) = waiting.result(10)
+    assert inbox.renew("w", [entry]) == frozenset()
+    assert inbox.release("w", [entry], 10_000) == 1
+    assert inbox.sweep() == 1
+    (again,) = inbox.reclaim("w", 10_000, 1, 9, False).entries
+    assert inbox.sweep() == 1  # "released", which holds nothing now
+    assert inbox.release("w", [again], 10_000) == 1
+
+
+def test_a_heartbeat_sweeps(inbox: Inbox, add: Adder, connection: redis.Redis) -> None:
+    add([b"a"])
+    inbox.settle([answer(entry) for entry in inbox.enter("died", 1).entries])
+    assert consumers(inbox, connection) == {"died"}
+    served = SimpleNamespace(spec=SPEC, inbox=inbox, counters=Counters())
+    deaths: list[str] = []
+    presence = Presence(connection, "w", {}, [served], 10_000, 0.01, deaths.append)
+    presence.start()
+    try:
+        until(lambda: consumers(inbox, connection) == set())
+    finally:
+        presence.close()
+    assert deaths == []
 
 
 def test_a_claim_is_bounded_in_rows(inbox: Inbox, add: Adder) -> None:
@@ -358,7 +458,12 @@ class QueueMachine(RuleBasedStateMachine):
     def reclaim(self, worker: str) -> object:
         if worker not in self.in_turn:
             return multiple()
-        return multiple(*((worker, e) for e in self.inbox.reclaim(worker, 5000, 9, 99, False)))
+        taken = self.inbox.reclaim(worker, 5000, 9, 99, False).entries
+        return multiple(*((worker, entry) for entry in taken))
+
+    @rule()
+    def sweep(self) -> None:
+        self.inbox.sweep()
 
     @rule(worker=st.sampled_from("ab"))
     def end_turn(self, worker: str) -> None:
@@ -376,7 +481,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.inbox.enter("last")
         for entry in self.inbox.claim("last", 1000).entries:
             self.inbox.settle([answer(entry, entry.frame or b"")])
-        for entry in self.inbox.reclaim("last", 0, 1000, 99, False):
+        for entry in self.inbox.reclaim("last", 0, 1000, 99, False).entries:
             self.inbox.settle([answer(entry, entry.frame or b"")])
         answered = [r.task_id for blob in replies(self.connection) for r in decode_replies(blob)]
         assert len(answered) == len(set(answered)) == len(self.accepted)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from producer.errors import ConfigError, InvalidInput, MissingExtra
+from producer.errors import ConfigError, InvalidInput
 from tests.support import models as onnx_models
-from tests.support.processes import ROOT, until
+from tests.support.processes import ROOT, children, until
 from workers import launch
-from workers.launch import Child, Plan, Supervisor, make_plans, parse_devices
+from workers.devices import CPU, WorkerDevice
+from workers.launch import Child, Plan, Supervisor, make_plans
 from workers.process import watch_supervisor
 
 
@@ -192,59 +193,58 @@ def test_a_child_that_had_not_begun_when_stopped_is_no_failure() -> None:
     assert world.supervisor.run() == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "devices"),
-    [("cpu", ["cpu"]), ("0,1", ["0", "1"]), ("all", ["0", "1", "2"]), ("3", ["3"])],
-)
-def test_devices(text: str, devices: list[str]) -> None:
-    assert parse_devices(text, lambda: 3) == devices
-
-
-@pytest.mark.parametrize("text", ["", "gpu", "0,0", "0,all", "-1", "0,"])
-def test_wrong_devices(text: str) -> None:
-    with pytest.raises(ConfigError, match="devices"):
-        parse_devices(text, lambda: 3)
-
-
-def test_all_without_a_gpu() -> None:
-    with pytest.raises(ConfigError, match="no NVIDIA GPU"):
-        parse_devices("all", lambda: 0)
-
-
-def test_all_without_the_gpu_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(MissingExtra, match=r"trtq\[gpu\]"):
-        parse_devices("all")
-
-
 def test_plans_of_two_gpus(tmp_path: Path) -> None:
+    near = frozenset({2, 3})
     plans = make_plans(
-        ["0", "1"],
+        [
+            WorkerDevice("0", "gpu0", {"CUDA_VISIBLE_DEVICES": "GPU-a"}, near),
+            WorkerDevice("1", "gpu1", {"CUDA_VISIBLE_DEVICES": "GPU-b"}),
+        ],
         redis_url="redis://h/0",
         models=[tmp_path, tmp_path],
         bulk_roots=[tmp_path],
         name="left",
     )
     assert [plan.name for plan in plans] == ["left-gpu0", "left-gpu1", "left-infer"]
-    assert plans[1].env["CUDA_VISIBLE_DEVICES"] == plans[1].env["TRTQ_DEVICE"] == "1"
+    assert plans[1].env["TRTQ_DEVICE"] == "1"
+    assert [plan.env.get("CUDA_VISIBLE_DEVICES") for plan in plans] == ["GPU-a", "GPU-b", None]
+    assert [plan.cores for plan in plans] == [near, frozenset(), frozenset()]
     assert plans[0].env["TRTQ_MODELS"] == f"{tmp_path}{os.pathsep}{tmp_path}"
     assert plans[0].env["TRTQ_BULK_ROOTS"] == str(tmp_path)
-    assert "CUDA_VISIBLE_DEVICES" not in plans[2].env
+    assert plans[2].env["TRTQ_DEVICE"] == "cpu"
     assert plans[2].command[-2:] == ("-Q", "trtq.infer")
     assert "left-gpu0@%h" in plans[0].command
     # The URL may hold a password: it must not be in a command line, which all users can read.
     assert not any("redis://" in part for plan in plans for part in plan.command)
 
 
+def test_plans_without_affinity(tmp_path: Path) -> None:
+    device = WorkerDevice("0", "gpu0", {}, frozenset({1}))
+    plans = make_plans([device], redis_url="r", models=[tmp_path], affinity=False)
+    assert {plan.cores for plan in plans} == {frozenset()}
+
+
+def test_a_child_starts_even_if_it_cannot_be_bound(capfd: pytest.CaptureFixture[str]) -> None:
+    allowed = os.sched_getaffinity(0)
+    code = "import os; print(sorted(os.sched_getaffinity(0)))"
+    child = launch.spawn(Plan("gpu0", (sys.executable, "-c", code), {}, frozenset({1 << 12})))
+    assert until(lambda: child.poll() is not None)
+    assert child.poll() == 0
+    output, errors = capfd.readouterr()
+    assert output.strip() == str(sorted(allowed))
+    assert "gpu0 is not bound to cores 4096" in errors
+    assert os.sched_getaffinity(0) == allowed
+
+
 def test_no_infer_child_and_wrong_options(tmp_path: Path) -> None:
-    plans = make_plans(["cpu"], redis_url="r", models=[tmp_path], infer_threads=0)
+    plans = make_plans([CPU], redis_url="r", models=[tmp_path], infer_threads=0)
     assert [plan.name for plan in plans] == ["cpu"]
     with pytest.raises(ConfigError, match="--models"):
-        make_plans(["cpu"], redis_url="r", models=[tmp_path / "none"])
+        make_plans([CPU], redis_url="r", models=[tmp_path / "none"])
     with pytest.raises(ConfigError, match="--infer-threads"):
-        make_plans(["cpu"], redis_url="r", models=[tmp_path], infer_threads=-1)
+        make_plans([CPU], redis_url="r", models=[tmp_path], infer_threads=-1)
     with pytest.raises(InvalidInput):
-        make_plans(["cpu"], redis_url="r", models=[tmp_path], name="a b")
+        make_plans([CPU], redis_url="r", models=[tmp_path], name="a b")
 
 
 def test_signals_reach_a_real_child(tmp_path: Path) -> None:
@@ -301,10 +301,6 @@ def running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def children(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_workers_end_with_a_killed_supervisor(redis_url: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from producer import Client
 from producer.embedded import EmbeddedRedis
 from producer.errors import RedisFull
 from producer.inbox import Inbox, Settlement
+from producer.letters import encode_letter
 from producer.link import Link
 from producer.purge import purge
 from tests.support import models as onnx_models
@@ -20,6 +21,8 @@ from tests.support.processes import start_worker, until
 from tests.support.specs import SPEC
 
 ROWS = np.random.default_rng(5).integers(0, 256, (40, 16), dtype=np.uint8)
+
+LETTER = encode_letter("c-1", "poison_task", "killed", 1, 1, 4, ["w1"], b"1-0", 1)
 
 
 @pytest.fixture
@@ -55,13 +58,14 @@ def test_the_queue_works_at_maxmemory_except_for_adding(raw: redis.Redis) -> Non
     (second,) = inbox.claim("w", 1).entries
     assert inbox.renew("w", [first, second]) == frozenset()
     assert inbox.release("w", [second], 10_000) == 1
-    (again,) = inbox.reclaim("w", 10_000, 10, 3, False)
-    done = [Settlement(e, 1, "c", b"r", "trtq:result:c-1", 9, b"dead") for e in (first, again)]
-    assert inbox.settle(done) == (2, 0)
+    (again,) = inbox.reclaim("w", 10_000, 10, 3, False).entries
+    done = [Settlement(e, 1, "c", b"r", "trtq:result:c-1", 9, LETTER) for e in (first, again)]
+    assert inbox.settle(done).answered == 2
     assert ids[3] is not None
     assert inbox.cancel(1, ids[3], 1, 1) == 1
     inbox.leave("w")
     inbox.heal(1)
+    assert inbox.sweep() > 0
     assert purge(raw, "m") == 1
     assert inbox.look().rows == 0
 

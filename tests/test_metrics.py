@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import redis
 
 from producer import Client
 from producer.embedded import EmbeddedRedis, free_port
 from producer.errors import ConfigError, EngineFailed, Unavailable
 from producer.spec import TensorSpec
+from producer.status import look
 from tests.support import models as onnx_models
 from tests.support.fake_engine import FakeEngine
 from tests.support.http import fetch, probe, scrape, value
@@ -83,6 +85,9 @@ def test_metrics_count_what_was_run(redis_url: str, url: str) -> None:
         assert value(samples, f"{name}_count", stage=stage, **label) == batches
         assert 0 <= value(samples, f"{name}_sum", stage=stage, **label) < 30
     assert value(samples, "trtq_stage_duration_seconds_count", stage="reply", **label) >= 1
+    assert value(samples, "trtq_padded_rows_total", **label) == 0
+    assert 0 < value(samples, "trtq_busy_seconds_total", **label) < 30
+    assert value(samples, "trtq_max_delay_seconds", **label) == 0.002
     assert value(samples, "trtq_slots_busy", **label) == 0
     assert value(samples, "trtq_held_rows", **label) == 0
     assert value(samples, "trtq_unanswered_rows", **label) == 0
@@ -134,6 +139,11 @@ def test_probes_of_a_worker_that_runs(url: str) -> None:
     assert probe(f"{url}/readyz")[0] == 200
 
 
+def test_the_port_is_published(redis_url: str, url: str) -> None:
+    with redis.Redis.from_url(redis_url, protocol=2) as connection:
+        assert [one["metrics_url"] for one in look(connection).workers] == [f"{url}/metrics"]
+
+
 def test_drain_ends_the_worker_as_sigterm_does(
     redis_url: str, url: str, worker: WorkerHandle
 ) -> None:
@@ -156,7 +166,7 @@ def served(
         server.start()
         opened.append(server)
         onnx_models.write_config(tmp_path, "fake")
-        monkeypatch.setattr(runtime_module, "make_engine", lambda config: engine)
+        monkeypatch.setattr(runtime_module, "make_engine", lambda config, **_: engine)
         settings = WorkerSettings(redis_url=server.url, models=str(tmp_path), heartbeat_s=0.05)
         runtime = Runtime(
             settings, "t", load_models([tmp_path]), lambda reason: None, lambda: False
@@ -248,6 +258,20 @@ def test_a_taken_port_is_named(url: str) -> None:
         first.close()
 
 
+@pytest.mark.parametrize(
+    ("listens", "published"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:9464/metrics"),
+        ("0.0.0.0", "http://gpu7:9464/metrics"),
+        ("::", "http://gpu7:9464/metrics"),
+        ("fd00::7", "http://[fd00::7]:9464/metrics"),
+    ],
+)
+def test_the_published_address_can_be_reached(listens: str, published: str) -> None:
+    settings = WorkerSettings(metrics_host=listens, metrics_port=9464)
+    assert settings.metrics_url("gpu7") == published
+
+
 def test_each_process_gets_a_port() -> None:
     plans = [Plan("cpu", (), {}), Plan("infer", (), {"A": "b"})]
     assert [p.env["TRTQ_METRICS_PORT"] for p in with_ports(plans, 9464)] == ["9464", "9465"]
@@ -288,7 +312,7 @@ def test_gpu_values_that_a_driver_refuses_are_left_out() -> None:
             return refuse
 
     nvml = Nvml()
-    reader = GpuReader(nvml, 3)
+    reader = GpuReader(nvml, "3")
     assert reader.read() is None
     assert reader.start()
     state = reader.read()

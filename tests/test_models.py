@@ -40,11 +40,11 @@ def test_all_keys(tmp_path: Path) -> None:
     (config,) = load_models([tmp_path])
     assert config.path == Path("/models/a.plan")
     assert config.max_delay_ms == 0
-    assert config.slots == 3
+    assert config.slots == 4
     spec = config.model_spec(SPEC, 32)
     assert spec.name == "big"
     assert spec.inputs == SPEC.inputs
-    assert (spec.max_batch, spec.max_rows_per_task, spec.cover_rows) == (32, 8, 32 * 5)
+    assert (spec.max_batch, spec.max_rows_per_task, spec.cover_rows) == (32, 8, 32 * 6)
     assert (spec.queue_max_rows, spec.queue_max_bytes, spec.max_task_bytes) == (
         1000,
         2_000_000,
@@ -106,6 +106,24 @@ def test_two_models_of_one_name(tmp_path: Path) -> None:
         ("path: m.onnx\nmax_batch: 4\nmax_rows_per_task: 5", "never split"),
         ("path: m.onnx\nqueue_max_rows: 10", "queue_max_rows is 10"),
         ("path: m.onnx\nqueue_max_bytes: 10", "queue_max_bytes is 10"),
+        ("path: m.onnx\nmax_batch: 99999999999999999999", "max_batch is 99999999999999999999"),
+        ("path: m.onnx\nqueue_max_rows: " + "9" * 4000, "integer of 13288 bits"),
+        ("path: m.onnx\nqueue_max_rows: " + "9" * 5000, "no valid YAML"),
+        ("path: m.onnx\nmax_delay_ms: 1.0e+300", "max_delay_ms is 1e+300"),
+        ("path: m.onnx\nmax_batch: 2021-99-99", "no valid YAML"),
+        ("path: m.onnx\nmax_batch: 0b_", "no valid YAML"),
+        ("path: " + "[" * 5000, "more than 20 brackets"),
+        ("- " * 5000, "nested too deeply"),
+        ("path: [&a 1, *a]", "aliases"),
+        ("path: &a [*a]", "aliases"),
+        ("a: &a {path: m.onnx}\n<<: [*a, *a]", "aliases"),
+        ('path: "a\\0b"', "is no path"),
+        ('path: "\\ud800"', "no "),
+        ("path: m.onnx\n? [1, 2]\n: 3", "no valid YAML"),
+        ("path: m.onnx\n" + "x" * 900 + ": 3", "and 700 more"),
+        ("path: m.onnx\nname: " + "x" * 5000, "and 4800 more"),
+        ("path: m.onnx\nbuild: {" + ", ".join(f"k{i}: 1" for i in range(99)) + "}", "and 89 more"),
+        ("# " + "x" * 20_000, "more than 16384 bytes"),
     ],
 )
 def test_refused(tmp_path: Path, text: str, words: str) -> None:
@@ -114,6 +132,7 @@ def test_refused(tmp_path: Path, text: str, words: str) -> None:
         load_models([tmp_path])
     assert words in e.value.message
     assert "m.yaml" in e.value.message
+    assert len(e.value.message) < 5000
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
@@ -131,6 +150,12 @@ def test_folder_missing_or_without_models(tmp_path: Path) -> None:
 
 def config(**keys: object) -> ModelConfig:
     return ModelConfig.model_validate({"name": "m", "path": Path("/m.onnx"), **keys})
+
+
+def test_more_tensors_than_can_travel() -> None:
+    many = tuple(TensorSpec(name=f"x{i}", dtype="float32", shape=()) for i in range(257))
+    with pytest.raises(ConfigError, match="257 inputs or outputs, at most 256"):
+        config().model_spec(EngineSpec(many, ()), None)
 
 
 def test_capacity_lowers_the_default_and_refuses_what_was_asked() -> None:

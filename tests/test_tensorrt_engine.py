@@ -100,6 +100,12 @@ def test_a_batch_is_filled_up_with_its_last_row(subject: Subject, slot: TensorRT
     np.testing.assert_array_equal(slot.input_buffer("x", 10, (4,))[9], rows(9)[8])
 
 
+def test_the_rows_that_are_computed_are_told(subject: Subject, slot: TensorRTSlot) -> None:
+    subject.run(slot, rows(9))
+    assert [subject.engine.padded_rows(count) for count in (1, 8, 9, 11, 16)] == [1, 8, 10, 12, 16]
+    subject.engine.close()
+
+
 def test_stage_times_of_the_last_batch(subject: Subject, slot: TensorRTSlot) -> None:
     subject.run(slot, rows(2))
     assert subject.driver.marks[-4:] == [0, 1, 2, 3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import msgpack
 import numpy as np
 import pytest
@@ -160,6 +162,74 @@ def test_no_task(frame: bytes) -> None:
 def test_no_reply(fields: list[object]) -> None:
     with pytest.raises(WireError):
         list(decode_replies(msgpack.packb(fields)))
+
+
+def test_a_newer_version_may_hold_anything() -> None:
+    for body in (
+        {"k": [1] * 1000},
+        msgpack.ExtType(4, b"a"),
+        msgpack.Timestamp(1),
+        [[0] * 1000] * 9,
+    ):
+        newer = msgpack.packb([2, "client-1", body])
+        with pytest.raises(UnsupportedVersion):
+            decode_task(newer)
+
+
+def test_a_message_with_more_arrays_than_any_has() -> None:
+    # 300 kB: large ones are counted while they are decoded.
+    inner = b"\xdc\x00\xff" + b"\x92\xc0\xc0" * 255
+    frame = b"\x98\x01\xa8client-1\x00\x01\x00\x00\xdc\x01\x00" + inner * 256 + b"\xc0"
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptMessage, match="more than 1024 arrays"):
+            decode_task(frame + bytes(300_000))
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", [100, 10_000, 1 << 20, 16 << 20])
+@pytest.mark.parametrize(
+    "unit",
+    [b"\xdd\x00\x0f\xff\xff", b"\xdc\x01\x00", b"\xdd\xff\xff\xff\xff", b"\x91", b"\x80", b"\xc0"],
+)
+def test_memory_is_bounded_by_the_message(size: int, unit: bytes) -> None:
+    for head in (b"", TASK_FRAME[:18], b"\x94\x01\xa3a-1\x00", b"\x94\x01\xa3a-1\x01"):
+        frame = (head + b"\xdc\x00\xff" + unit * (size // len(unit)))[:size]
+        tracemalloc.start()
+        try:
+            for decode in (decode_task, lambda blob: list(decode_replies(blob))):
+                with pytest.raises(WireError):
+                    decode(frame)
+            sender_of(frame)
+            assert tracemalloc.get_traced_memory()[1] < min(100 * size, 32 << 20) + size + (3 << 20)
+        finally:
+            tracemalloc.stop()
+
+
+def test_many_row_errors() -> None:
+    reply = Reply("a-1", row_errors=tuple(RowError(n, "c", "m" * 50) for n in range(10_000)))
+    blob = encode_reply(reply) + encode_reply(ERROR)
+    assert list(decode_replies(blob)) == [reply, ERROR]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": "k" * 1_000_000},
+        {"kind": b"k" * 1_000_000},
+        {"body": [["x" * 1_000_000, "uint8", [1, 1], b"a"]]},
+        {"body": [["x" * 1_000_000, "uint8", [-1], b"a"]]},
+        {"body": [["x", "uint8", [2**64 - 1] * 100, b"a"]]},
+        {"kind": 1, "body": [[["x", "/" + "p" * 5000]], [["y", "/b.n"]], 0, 1]},
+        {"body": [["x", "uint8", [0, 2**63], b""]]},
+    ],
+)
+def test_messages_quote_a_few_characters_only(changes: dict[str, object]) -> None:
+    with pytest.raises(CorruptMessage) as refused:
+        decode_task(broken(**changes))
+    assert len(refused.value.message) < 2000
 
 
 @given(st.binary(max_size=300))

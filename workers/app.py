@@ -12,6 +12,10 @@ from workers.broker import broker_of
 from workers.process import WorkerProcess, refuse, watch_signals
 from workers.tasks import register
 
+#: Without these a connection that is open and dead stops a worker's consuming for ever.
+_BROKER_TIMEOUT_S = 3.0
+_BELL_OVERDUE_S = 2
+
 
 class ModelsStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Loads models before the consumer takes the first bell; frees them after the last turn."""
@@ -42,11 +46,16 @@ def make_app() -> Celery:
         broker_connection_retry_on_startup=True,
         broker_transport_options={
             "socket_keepalive": True,
-            "health_check_interval": 25,
+            "socket_timeout": _BROKER_TIMEOUT_S,
+            "socket_connect_timeout": _BROKER_TIMEOUT_S,
+            # How long after its own timeout a wait for bells that has no answer is given up.
+            "health_check_interval": _BELL_OVERDUE_S,
             "visibility_timeout": 600,
         },
         redis_backend_use_ssl=broker.use_ssl,
+        redis_socket_connect_timeout=_BROKER_TIMEOUT_S,
         redis_socket_keepalive=True,
+        redis_socket_timeout=_BROKER_TIMEOUT_S,
         result_backend_always_retry=True,
         result_backend_max_retries=10,
         result_expires=3600,

@@ -19,7 +19,6 @@ from workers.served import Served
 from workers.stages import QUEUE_WAIT, HistogramState
 
 _MS = 1000.0
-_EVENTS = ("expired", "cancelled", "dropped", "reclaimed", "released", "poisoned", "corrupt")
 
 
 class WorkerCollector(Collector):
@@ -46,7 +45,9 @@ class WorkerCollector(Collector):
 
 def _process(runtime: Runtime | None, device: str) -> Iterator[Metric]:
     up = GaugeMetricFamily(
-        "trtq_worker_healthy", "1 while every thread of the worker lives.", labels=["device"]
+        "trtq_worker_healthy",
+        "1 while every thread of the worker lives and none hangs.",
+        labels=["device"],
     )
     up.add_metric([device], float(liveness(runtime).ok))
     yield up
@@ -84,22 +85,31 @@ def _counters(models: list[Served]) -> Iterator[Metric]:
     )
     events = CounterMetricFamily(
         "trtq_task_events",
-        "Tasks expired, cancelled, dropped (answered before), reclaimed (from a dead worker), "
-        "released (handed back), poisoned or corrupt.",
-        labels=["model", "event"],
+        "What happened to tasks besides a result, by reason; docs/failures.md lists all.",
+        labels=["model", "event", "reason"],
     )
     rows = CounterMetricFamily("trtq_rows", "Rows that have run.", labels=["model"])
+    padded = CounterMetricFamily(
+        "trtq_padded_rows",
+        "Rows that filled batches up to a size that the engine has warmed.",
+        labels=["model"],
+    )
     batches = CounterMetricFamily("trtq_batches", "Batches that have run.", labels=["model"])
+    busy = CounterMetricFamily(
+        "trtq_busy_seconds", "Time in which at least one slot ran a batch.", labels=["model"]
+    )
     for served in models:
         name, counts = served.config.name, served.counters
         answered.add_metric([name], counts.tasks)
         rows.add_metric([name], counts.rows)
+        padded.add_metric([name], counts.padded_rows)
         batches.add_metric([name], counts.batches)
+        busy.add_metric([name], served.feed.busy_ms / _MS)
         for code, count in sorted(served.stages.failures().items()):
             failed.add_metric([name, code], count)
-        for event in _EVENTS:
-            events.add_metric([name, event], getattr(counts, event))
-    yield from (answered, failed, events, rows, batches)
+        for (event, reason), count in sorted(served.incidents.counts().items()):
+            events.add_metric([name, event, reason], count)
+    yield from (answered, failed, events, rows, padded, batches, busy)
 
 
 def _histograms(models: list[Served]) -> Iterator[Metric]:
@@ -111,7 +121,8 @@ def _histograms(models: list[Served]) -> Iterator[Metric]:
     )
     stages = HistogramMetricFamily(
         "trtq_stage_duration_seconds",
-        "Stages of a batch: hold, gather, run (of it h2d, execute, d2h), scatter, reply.",
+        "Stages of a batch: hold, gather, run (of it preprocess, h2d, execute, d2h, "
+        "postprocess), scatter, reply.",
         labels=["model", "stage"],
     )
     for served in models:
@@ -144,6 +155,11 @@ def _gauges(models: list[Served]) -> Iterator[Metric]:
         ("trtq_held_rows", "Rows claimed that wait for a slot.", lambda m: m.feed.held_rows),
         ("trtq_unanswered_rows", "Rows claimed and not answered.", lambda m: m.ledger.rows),
         ("trtq_max_batch_rows", "Most rows of a batch.", lambda m: m.spec.max_batch),
+        (
+            "trtq_max_delay_seconds",
+            "Most that a batch waits for more tasks while another one runs.",
+            lambda m: m.config.max_delay_ms / _MS,
+        ),
         ("trtq_pinned_bytes", "Pinned host memory of the slots.", _pinned_bytes),
     ]
     for name, text, value in wanted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -16,9 +17,12 @@ import numpy as np
 from producer.errors import DeviceLost, EngineFailed, TrtqError
 from producer.inbox import Settlement
 from producer.spec import ModelSpec
+from workers.attempts import Attempts
 from workers.batcher import Held
 from workers.engines.base import Engine, Slot
 from workers.feed import Feed
+from workers.incidents import RETURNED, Incidents
+from workers.logs import logged_with
 from workers.runner import BatchRunner
 
 log = logging.getLogger("trtq.executor")
@@ -30,7 +34,8 @@ class Executor:
     """`slots` threads that run batches from `feed` and hand settlements to `deliver`.
 
     `deliver(settlements, urgent)` is called in the slot's thread; urgent says that nothing else
-    waits for the slot. `on_death(reason)` is called if a slot's thread dies.
+    waits for the slot. `on_death(reason)` is called if a slot's thread dies. `clock`
+    gives ms and never goes back.
     """
 
     def __init__(
@@ -42,6 +47,8 @@ class Executor:
         slots: int,
         deliver: Callable[[list[Settlement], bool], None],
         on_death: Callable[[str], None],
+        incidents: Incidents,
+        clock: Callable[[], float] = lambda: time.monotonic() * 1000,
     ) -> None:
         self._engine = engine
         self._spec = spec
@@ -50,6 +57,8 @@ class Executor:
         self._slots = slots
         self._deliver = deliver
         self._on_death = on_death
+        self.attempts = Attempts(clock)
+        self._incidents = incidents
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -79,15 +88,27 @@ class Executor:
             self.close()
             raise failures[0]
 
-    def close(self, timeout_s: float = 30.0) -> None:
-        """Stops the threads after the batches that they run; each frees its slot."""
+    def close(self, timeout_s: float = 30.0) -> bool:
+        """Stops the threads after the batches that they run; each frees its slot.
+
+        False if a thread has not ended within `timeout_s`: it still uses the engine. One that
+        hangs is not waited for.
+        """
         self._stop.set()
         self._feed.close()
+        give_up_s = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            if thread.ident not in self.attempts.hung:
+                thread.join(max(0.0, give_up_s - time.monotonic()))
             if thread.is_alive():
-                log.error("%s still runs after %.0f s", thread.name, timeout_s)
-        self._threads = []
+                log.error("%s still runs, its memory is not freed", thread.name)
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        return not self._threads
+
+    @property
+    def hung(self) -> bool:
+        """True while a slot runs what the watchdog has given up."""
+        return bool(self.attempts.hung)
 
     @property
     def alive(self) -> bool:
@@ -95,6 +116,10 @@ class Executor:
         return bool(self._threads) and all(thread.is_alive() for thread in self._threads)
 
     def _serve(self, ready: threading.Event, failures: list[Exception]) -> None:
+        with logged_with(model=self._spec.name):
+            self._own_slot(ready, failures)
+
+    def _own_slot(self, ready: threading.Event, failures: list[Exception]) -> None:
         try:
             slot = self._engine.make_slot()
             slot.activate()
@@ -118,13 +143,19 @@ class Executor:
             slot.close()
 
     def _run(self, slot: Slot, batch: list[Held]) -> list[Settlement]:
+        self.attempts.begin(batch)
+        lost = False
         try:
-            return self._runner.run(slot, batch)
-        except DeviceLost:
-            # Not the tasks' fault: they wait again, and the stopping turn hands them back.
-            self._feed.add(batch)
+            return self._runner.run(slot, batch, self.attempts.restart)
+        except DeviceLost as failure:
+            lost = True
+            names = [held.task.task_id for held in batch]
+            self._incidents.record(RETURNED, failure.code, names, failure.message)
             raise
         finally:
+            if self.attempts.end() and lost:
+                # Not the tasks' fault: they wait again, and the stopping turn hands them back.
+                self._feed.add(batch)
             self._feed.finished()
 
     def _warm(self, slot: Slot) -> None:

@@ -25,6 +25,8 @@ class Feed:
         self._held: list[Held] = []
         self._held_rows = 0
         self._running = 0
+        self._busy_ms = 0.0
+        self._busy_since_ms = 0.0
         self._awaited_rows = -1
         self._closed = False
 
@@ -37,6 +39,13 @@ class Feed:
     def running(self) -> int:
         """Slots that run a batch now."""
         return self._running
+
+    @property
+    def busy_ms(self) -> float:
+        """Time in ms during which at least one slot ran a batch."""
+        with self._taken:
+            running_ms = self._clock() - self._busy_since_ms if self._running else 0.0
+            return self._busy_ms + running_ms
 
     @property
     def idle(self) -> bool:
@@ -67,6 +76,8 @@ class Feed:
                 )
                 if choice.batch:
                     self._remove(choice.batch)
+                    if not self._running:
+                        self._busy_since_ms = now_ms
                     self._running += 1
                     return choice.batch
                 wake_ms = min(give_up_ms, choice.wake_ms or give_up_ms)
@@ -80,6 +91,7 @@ class Feed:
         with self._taken:
             self._running -= 1
             if not self._running:
+                self._busy_ms += self._clock() - self._busy_since_ms
                 self._taken.notify_all()
                 self._offered.notify_all()
 

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from workers.pinning import import_nvml
+
 _MILLI = 1000.0
 
 
@@ -22,19 +24,29 @@ class GpuState(NamedTuple):
 
 
 class GpuReader:
-    """Reads one GPU, by its index in bus order as the driver's tools count. `nvml`: pynvml."""
+    """Reads one GPU or MIG device. `nvml`: the module pynvml.
 
-    def __init__(self, nvml: Any, index: int) -> None:
+    `device`: an index in bus order, as the driver's tools count, or a UUID in full.
+    """
+
+    def __init__(self, nvml: Any, device: str) -> None:
         self._nvml = nvml
-        self._index = index
+        self._device = device
         self._handle: Any = None
 
     def start(self) -> bool:
         """Opens NVML; False if it or the GPU is not there."""
         try:
             self._nvml.nvmlInit()
-            self._handle = self._nvml.nvmlDeviceGetHandleByIndex(self._index)
         except self._nvml.NVMLError:
+            return False
+        try:
+            if self._device.isdigit():
+                self._handle = self._nvml.nvmlDeviceGetHandleByIndex(int(self._device))
+            else:
+                self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self._device)
+        except self._nvml.NVMLError:
+            self._shut_down()
             return False
         return True
 
@@ -63,8 +75,11 @@ class GpuReader:
         """Closes NVML."""
         if self._handle is not None:
             self._handle = None
-            with contextlib.suppress(self._nvml.NVMLError):
-                self._nvml.nvmlShutdown()
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
 
     def _asked(self, question: Callable[[], Any]) -> Any:
         try:
@@ -74,12 +89,9 @@ class GpuReader:
 
 
 def gpu_reader(device: str) -> GpuReader | None:
-    """A started reader for a worker's `device`; None for the CPU or without NVML."""
-    if not device.isdigit():
+    """A started reader for a worker's TRTQ_DEVICE; None for the CPU or without NVML."""
+    nvml = None if device == "cpu" else import_nvml()
+    if nvml is None:
         return None
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    reader = GpuReader(pynvml, int(device))
+    reader = GpuReader(nvml, device)
     return reader if reader.start() else None

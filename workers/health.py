@@ -21,8 +21,9 @@ class Report(NamedTuple):
 
 
 def liveness(runtime: Runtime | None) -> Report:
-    """Ok unless a thread has died or hangs. A process that still loads its models is alive.
+    """Ok unless a thread has died or hangs, also while the worker stops for that.
 
+    A process that still loads its models is alive.
     `runtime` is None in a process that serves no models.
     """
     if runtime is None:
@@ -30,7 +31,11 @@ def liveness(runtime: Runtime | None) -> Report:
     presence = runtime.presence
     if presence is None:
         return Report(True, {"state": "stopping" if runtime.stopping else "starting"})
-    threads: dict[str, bool] = {"heartbeat": presence.alive}
+    watchdog = runtime.watchdog
+    threads: dict[str, bool] = {
+        "heartbeat": presence.alive,
+        "watchdog": watchdog is not None and watchdog.alive,
+    }
     for served in runtime.models:
         name = served.config.name
         threads[f"slots of {name}"] = served.executor.alive
@@ -40,7 +45,10 @@ def liveness(runtime: Runtime | None) -> Report:
         "threads": threads,
         "heartbeat_age_s": round(presence.beat_age_s, 3),
         "turn_age_s": _rounded(runtime.turn_age_s),
+        "hung": [served.config.name for served in runtime.models if served.executor.hung],
     }
+    if facts["hung"]:
+        return Report(False, facts)
     if runtime.stopping:
         # Threads end one after the other then; the stop has a deadline of its own.
         return Report(True, facts)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import NamedTuple
 
 from producer import keys
 from producer.errors import (
+    BatchTimeout,
     Cancelled,
     CorruptMessage,
     DeadlineExceeded,
@@ -20,13 +20,25 @@ from producer.errors import (
 )
 from producer.inbox import Entry, Settlement
 from producer.inputs import check_tensors
+from producer.letters import encode_letter
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, Reply, client_of
 from producer.wire import decode_task, encode_reply, sender_of
 from workers.batcher import Held, ShapeKey
+from workers.incidents import (
+    CANCELLED,
+    CORRUPT,
+    EXPIRED,
+    FAILED,
+    POISONED,
+    REFUSED,
+    Incidents,
+    task_name,
+)
 from workers.metrics import Counters
 from workers.rows import check_nan
 from workers.stages import QUEUE_WAIT, Stages
+from workers.tracing import NO_TRACING, Tracing, trace_of
 
 
 class Admitted(NamedTuple):
@@ -44,17 +56,21 @@ class Intake:
         spec: ModelSpec,
         counters: Counters,
         stages: Stages,
+        incidents: Incidents,
         clock: Callable[[], float],
         *,
         bulk_allowed: bool,
         max_deliveries: int,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         self._spec = spec
         self._counters = counters
         self._stages = stages
+        self._incidents = incidents
         self._clock = clock
         self._bulk_allowed = bulk_allowed
         self._max_deliveries = max_deliveries
+        self._tracing = tracing
         self._reference_key: ShapeKey = tuple(
             (tensor.dtype, tuple(size or 0 for size in tensor.shape)) for tensor in spec.inputs
         )
@@ -69,6 +85,9 @@ class Intake:
         held: list[Held] = []
         settlements: list[Settlement] = []
         waits_ms: list[int] = []
+        traced: list[tuple[InferenceTask, int]] = []
+        unwanted: list[Held] = []
+        late: list[Held] = []
         now_ms = self._clock()
         for entry in entries:
             try:
@@ -78,39 +97,68 @@ class Intake:
                 continue
             waited_ms = redis_now_ms - int(entry.entry_id.partition(b"-")[0])
             waits_ms.append(max(0, waited_ms))
+            if task.trace:
+                traced.append((task, waits_ms[-1]))
             left_ms = task.ttl_ms - waited_ms if task.ttl_ms else float("inf")
             one = Held(entry, task, (), now_ms, now_ms + left_ms)
+            if cancelled and (entry.stream, entry.entry_id) in cancelled:
+                unwanted.append(one)
+                continue
+            if left_ms <= 0:
+                late.append(one)
+                continue
             try:
-                if cancelled and (entry.stream, entry.entry_id) in cancelled:
-                    self.raise_cancelled(one)
-                if left_ms <= 0:
-                    self.raise_expired(one)
                 one.alone = self._alone(entry, task)
                 one.shape_key = self._check(task)
             except TrtqError as failure:
-                settlements.append(self.refused(one, failure))
+                settlements.append(self._refused(one, failure))
                 continue
             held.append(one)
+        settlements += self.cancelled(unwanted, "claimed")
+        settlements += self.expired(late, "queued")
         self._stages.observe_many(QUEUE_WAIT, waits_ms)
+        if traced:
+            self._tracing.queue_waits(traced, redis_now_ms)
         return Admitted(held, settlements)
 
-    def raise_cancelled(self, held: Held) -> None:
-        """Raises and counts Cancelled."""
-        self._counters.cancelled += 1
-        raise Cancelled(f"task {held.task.task_id} was cancelled before it was run")
+    def cancelled(self, tasks: list[Held], reason: str) -> list[Settlement]:
+        """The answers to cancelled tasks, found when they were `claimed` or while `held`."""
+        self._incidents.record(CANCELLED, reason, [held.task.task_id for held in tasks])
+        return [
+            self._answered(
+                held, Cancelled(f"task {held.task.task_id} was cancelled before it was run")
+            )
+            for held in tasks
+        ]
 
-    def raise_expired(self, held: Held) -> None:
-        """Raises and counts DeadlineExceeded."""
-        self._counters.expired += 1
-        raise DeadlineExceeded(
-            f"task {held.task.task_id} waited longer than its {held.task.ttl_ms} ms and was not run"
-        )
+    def expired(self, tasks: list[Held], reason: str) -> list[Settlement]:
+        """The answers to tasks that are late: while `queued`, or while `held` by this worker."""
+        self._incidents.record(EXPIRED, reason, [held.task.task_id for held in tasks])
+        return [
+            self._answered(
+                held,
+                DeadlineExceeded(
+                    f"task {held.task.task_id} waited longer than its {held.task.ttl_ms} ms and "
+                    "was not run"
+                ),
+            )
+            for held in tasks
+        ]
 
-    def refused(self, held: Held, failure: TrtqError) -> Settlement:
+    def _refused(self, held: Held, failure: TrtqError) -> Settlement:
+        poison = isinstance(failure, PoisonTask)
+        event, reason = (POISONED, "deliveries") if poison else (REFUSED, failure.code)
+        self._incidents.record(event, reason, [held.task.task_id], failure.message)
+        return self._answered(held, failure)
+
+    def timed_out(self, held: Held, failure: BatchTimeout) -> Settlement:
+        """The answer to a task on which the engine did not end."""
+        self._incidents.record(FAILED, failure.code, [held.task.task_id], failure.message)
+        return self._answered(held, failure)
+
+    def _answered(self, held: Held, failure: TrtqError) -> Settlement:
         """The settlement of a task that is answered without being run."""
-        dead = b""
-        if isinstance(failure, PoisonTask):
-            dead = _dead_record(held.entry, failure)
+        dead = isinstance(failure, PoisonTask | BatchTimeout)
         reply = Reply(held.task.task_id, error_code=failure.code, error_message=failure.message)
         self._counters.failed += 1
         self._stages.failure(failure.code)
@@ -121,7 +169,8 @@ class Intake:
             encode_reply(reply),
             keys.result(held.task.task_id) if held.task.store_s else "",
             held.task.store_s,
-            dead,
+            _letter(held.entry, held.task.task_id, failure) if dead else (),
+            trace_of(held.task),
         )
 
     def _task(self, entry: Entry) -> InferenceTask:
@@ -135,25 +184,23 @@ class Intake:
         return decode_task(entry.frame)
 
     def _unreadable(self, entry: Entry, failure: TrtqError) -> Settlement:
-        self._counters.corrupt += 1
         self._counters.failed += 1
         self._stages.failure(failure.code)
         task_id = sender_of(entry.frame or b"")
+        self._incidents.record(CORRUPT, failure.code, [task_name(entry)], failure.message)
         reply = b""
         if task_id is not None:
             reply = encode_reply(
                 Reply(task_id, error_code=failure.code, error_message=failure.message)
             )
         # Only what nobody can be told about, or nobody can read, is kept for a look.
-        dead = b""
-        if task_id is None or isinstance(failure, WireError):
-            dead = _dead_record(entry, failure)
+        keep = task_id is None or isinstance(failure, WireError)
+        letter = _letter(entry, task_id or "", failure) if keep else ()
         client = client_of(task_id) if task_id else None
-        return Settlement(entry, entry.rows, client, reply, dead_record=dead)
+        return Settlement(entry, entry.rows, client, reply, letter=letter)
 
     def _alone(self, entry: Entry, task: InferenceTask) -> bool:
         if entry.deliveries > self._max_deliveries:
-            self._counters.poisoned += 1
             raise PoisonTask(
                 f"task {task.task_id} was given to {entry.deliveries} workers, the last time "
                 "alone, and none answered: it probably kills its worker"
@@ -188,15 +235,15 @@ class Intake:
         return self._reference_key
 
 
-def _dead_record(entry: Entry, failure: TrtqError) -> bytes:
-    frame = entry.frame or b""
-    return json.dumps(
-        {
-            "entry": entry.entry_id.decode(),
-            "stream": entry.stream,
-            "code": failure.code,
-            "message": failure.message,
-            "bytes": len(frame),
-            "frame_hex": frame[: 64 << 10].hex(),
-        }
-    ).encode()
+def _letter(entry: Entry, task_id: str, failure: TrtqError) -> list[str | bytes]:
+    return encode_letter(
+        task_id,
+        failure.code,
+        failure.message,
+        entry.stream,
+        entry.rows,
+        entry.deliveries,
+        entry.holders,
+        entry.entry_id,
+        len(entry.frame or b""),
+    )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,9 @@ from typing import NamedTuple, Protocol
 from pydantic import ValidationError
 
 from producer import keys
-from producer.errors import ConfigError, MissingExtra
+from producer.errors import ConfigError
+from workers.devices import CPU, WorkerDevice
+from workers.logs import say
 from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings
 
 _EXIT_FAILED = 1
@@ -33,11 +37,15 @@ _KILL_S = 5.0
 
 
 class Plan(NamedTuple):
-    """One child: its node name's first part, its command, and what its environment adds."""
+    """One child: its node name's first part, its command, and what its environment adds.
+
+    `cores`: the CPU cores that it is bound to; empty leaves it those of the supervisor.
+    """
 
     name: str
     command: tuple[str, ...]
     env: dict[str, str]
+    cores: frozenset[int] = frozenset()
 
 
 class Child(Protocol):
@@ -50,48 +58,8 @@ class Child(Protocol):
         """Sends a signal, if it still runs."""
 
 
-def parse_devices(text: str, count_gpus: Callable[[], int] | None = None) -> list[str]:
-    """`cpu`, `all` (every GPU), or GPU indices like `0,1`, as a list of devices.
-
-    Raises ConfigError for anything else and for `all` without a GPU, MissingExtra for `all`
-    without the extra `gpu`.
-    """
-    devices = [part.strip() for part in text.split(",")]
-    if devices == ["all"]:
-        number = (count_gpus or gpu_count)()
-        if number < 1:
-            raise ConfigError("--devices all: this machine has no NVIDIA GPU; use --devices cpu")
-        return [str(index) for index in range(number)]
-    for device in devices:
-        if device != "cpu" and not (device.isascii() and device.isdigit()):
-            raise ConfigError(f"--devices {text!r}: use cpu, all, or GPU indices like 0,1")
-    if len(set(devices)) < len(devices):
-        raise ConfigError(f"--devices {text!r} names a device twice")
-    return devices
-
-
-def gpu_count() -> int:
-    """NVIDIA GPUs of this machine; raises MissingExtra without the extra `gpu`, ConfigError."""
-    try:
-        import pynvml
-    except ImportError as failure:
-        raise MissingExtra(
-            "--devices all needs NVIDIA's management library: pip install 'trtq[gpu]'"
-        ) from failure
-    try:
-        pynvml.nvmlInit()
-        try:
-            return int(pynvml.nvmlDeviceGetCount())
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as failure:
-        raise ConfigError(
-            f"--devices all: no NVIDIA driver answers ({failure}); use --devices cpu"
-        ) from failure
-
-
 def make_plans(
-    devices: Sequence[str],
+    devices: Sequence[WorkerDevice],
     *,
     redis_url: str | None,
     models: Sequence[Path],
@@ -99,12 +67,14 @@ def make_plans(
     name: str = "",
     infer_threads: int = 8,
     loglevel: str = "info",
+    affinity: bool = True,
 ) -> list[Plan]:
     """One child per device, and one for `trtq.infer` unless `infer_threads` is 0.
 
     `redis_url` goes to the children through their environment, which other users cannot see, and
-    holds all that connecting needs; None leaves them the environment of this process.
-    Raises ConfigError for a folder that does not exist or a name that cannot be a node's.
+    holds all that connecting needs; None leaves them the environment of this process. `affinity`
+    binds each to the CPU cores near its device, where they are known. Raises ConfigError for a
+    folder that does not exist or a name that cannot be a node's.
     """
     for option, folders in (("--models", models), ("--bulk-root", bulk_roots)):
         for folder in folders:
@@ -119,17 +89,15 @@ def make_plans(
         env |= {f"TRTQ_REDIS_{name}": "" for name in names} | {"TRTQ_REDIS_URL": redis_url}
     plans = []
     for device in devices:
-        own = {**env, "TRTQ_DEVICE": device}
-        if device != "cpu":
-            # The child sees one GPU only, so no library of it can touch another; counted by bus
-            # as the driver's tools do, not by speed.
-            own |= {"CUDA_VISIBLE_DEVICES": device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        node = prefix + (device if device == "cpu" else f"gpu{device}")
-        plans.append(Plan(node, _command(node, loglevel, 1), own))
+        # The child sees one GPU only, so no library of it can touch another.
+        own = {**env, "TRTQ_DEVICE": device.device, **device.cuda_env}
+        node = prefix + device.node
+        cores = device.cores if affinity else frozenset()
+        plans.append(Plan(node, _command(node, loglevel, 1), own, cores))
     if infer_threads:
         node = f"{prefix}infer"
         command = (*_command(node, loglevel, infer_threads), "-Q", keys.INFER_QUEUE)
-        plans.append(Plan(node, command, {**env, "TRTQ_DEVICE": "cpu"}))
+        plans.append(Plan(node, command, {**env, "TRTQ_DEVICE": CPU.device}))
     return plans
 
 
@@ -156,13 +124,37 @@ def spawn(plan: Plan, alive_fd: int | None = None) -> Child:
     env = {**os.environ, **plan.env}
     if alive_fd is not None:
         env[SUPERVISOR_FD] = str(alive_fd)
-    return subprocess.Popen(
-        plan.command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        pass_fds=() if alive_fd is None else (alive_fd,),
-    )
+    with _bound_to(plan):
+        return subprocess.Popen(
+            plan.command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=() if alive_fd is None else (alive_fd,),
+        )
+
+
+@contextmanager
+def _bound_to(plan: Plan) -> Iterator[None]:
+    """Binds the calling thread to the plan's cores: a child started meanwhile inherits that.
+
+    So the child is bound before its first instruction, with all threads that it will have.
+    """
+    if not plan.cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, plan.cores)
+    except OSError as failure:
+        # The cores were taken away since, or a sandbox forbids it: slower, but it works.
+        cores = ",".join(map(str, sorted(plan.cores)))
+        say(f"trtq worker: {plan.name} is not bound to cores {cores}: {failure}")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, before)
 
 
 @dataclass
@@ -191,7 +183,7 @@ class Supervisor:
         spawn: Callable[[Plan], Child] = spawn,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        report: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+        report: Callable[[str], None] = say,
         stop_s: float = 40.0,
     ) -> None:
         self._posts = [_Post(plan) for plan in plans]

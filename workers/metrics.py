@@ -16,6 +16,7 @@ class Counters:
     tasks: int = 0
     rows: int = 0
     batches: int = 0
+    padded_rows: int = 0
     failed: int = 0
     expired: int = 0
     cancelled: int = 0
@@ -25,10 +26,11 @@ class Counters:
     poisoned: int = 0
     corrupt: int = 0
 
-    def batch(self, rows: int) -> None:
-        """One batch has run."""
+    def batch(self, rows: int, padded_rows: int = 0) -> None:
+        """One batch of `rows` rows has run, filled up with `padded_rows` more that nobody sees."""
         self.batches += 1
         self.rows += rows
+        self.padded_rows += padded_rows
 
     def copy(self) -> Counters:
         """The counts now."""

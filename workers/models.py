@@ -19,12 +19,21 @@ from pydantic import (
 
 from producer.errors import ConfigError, ModelConflict
 from producer.keys import check_name
-from producer.spec import ModelSpec
+from producer.quote import printable, quoted
+from producer.spec import MAX_COUNT, MAX_TENSORS, ModelSpec
 from workers.engines.base import EngineSpec
+from workers.engines.hook_options import PostprocessOptions, PreprocessOptions
 from workers.tensorrt.options import BuildOptions
 
 #: Slots where the file names none: on a GPU, copies of one overlap the compute of another.
-_DEFAULT_SLOTS = {"onnxruntime": 1, "tensorrt": 3}
+_DEFAULT_SLOTS = {"onnxruntime": 1, "tensorrt": 4}
+
+
+_MOST_ROWS = 2**31 - 1
+#: A configuration has some hundred bytes, one with many profiles some thousand.
+_MOST_BYTES = 16 << 10
+_MOST_LEVELS = 20
+_MOST_PARTS = 10
 
 
 class ModelConfig(BaseModel):
@@ -38,21 +47,27 @@ class ModelConfig(BaseModel):
     #: The model file, relative to the YAML file; absolute once loaded.
     path: Path
     #: Most rows in a batch; if not given, lowered to what the model itself takes.
-    max_batch: int = Field(default=64, ge=1)
+    max_batch: int = Field(default=64, ge=1, le=_MOST_ROWS)
     #: How long a batch may wait for more tasks, counted from its first task; 0 never waits.
-    max_delay_ms: float = Field(default=2.0, ge=0, allow_inf_nan=False)
+    max_delay_ms: float = Field(default=2.0, ge=0, le=600_000)
     #: Batches that may be in work at once, each with its own buffers.
     slots: int = Field(default=1, ge=1, le=16)
     #: Most rows of one task, which is never split over batches; default `max_batch`.
-    max_rows_per_task: int | None = Field(default=None, ge=1)
+    max_rows_per_task: int | None = Field(default=None, ge=1, le=_MOST_ROWS)
+    #: How long one run of a batch may take before its worker is replaced; 0 or None: for ever.
+    batch_timeout_s: float | None = Field(default=60.0, ge=0, allow_inf_nan=False)
     forbid_nan: bool = False
-    queue_max_rows: int = Field(default=100_000, ge=1)
-    queue_max_bytes: int = Field(default=256 << 20, ge=1)
-    max_task_bytes: int = Field(default=16 << 20, ge=1)
+    queue_max_rows: int = Field(default=100_000, ge=1, le=MAX_COUNT)
+    queue_max_bytes: int = Field(default=256 << 20, ge=1, le=MAX_COUNT)
+    max_task_bytes: int = Field(default=16 << 20, ge=1, le=MAX_COUNT)
     #: ONNX Runtime's threads within one operator; 0 leaves the number to it.
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1024)
     #: How TensorRT builds a plan from an ONNX file; a finished plan needs none.
     build: BuildOptions = BuildOptions()
+    #: A Python function that makes the model's inputs from what clients send.
+    preprocess: PreprocessOptions | None = None
+    #: A Python function that makes what clients get from the model's outputs.
+    postprocess: PostprocessOptions | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -82,6 +97,11 @@ class ModelConfig(BaseModel):
             )
         return self
 
+    @property
+    def batch_timeout_ms(self) -> float | None:
+        """`batch_timeout_s` in ms; None where a run may take for ever."""
+        return self.batch_timeout_s * 1000 if self.batch_timeout_s else None
+
     def model_spec(self, engine_spec: EngineSpec, capacity: int | None) -> ModelSpec:
         """What clients are told about the loaded model.
 
@@ -96,6 +116,12 @@ class ModelConfig(BaseModel):
                     f"{capacity} rows a batch; lower max_batch or export the model for more rows"
                 )
             max_batch = capacity
+        most = max(len(engine_spec.inputs), len(engine_spec.outputs))
+        if most > MAX_TENSORS:
+            raise ConfigError(
+                f"model {self.name!r}: {self.path} has {most} inputs or outputs, at most "
+                f"{MAX_TENSORS} can travel"
+            )
         rows = self.max_rows_per_task or max_batch
         if rows > max_batch:
             raise ConfigError(
@@ -155,25 +181,38 @@ def load_model(file: Path) -> ModelConfig:
     keys = {"name": file.stem, **_read(file)}
     for key in keys:
         if key not in ModelConfig.model_fields:
-            raise ConfigError(f"{file}: unknown key {key!r}{_nearest(str(key))}")
+            raise ConfigError(f"{file}: unknown key {quoted(key)}{_nearest(key)}")
     path = keys.get("path")
     if not isinstance(path, str) or not path:
         raise ConfigError(
-            f"{file}: `path` must name the model file, relative to this one; it is {path!r}"
+            f"{file}: `path` must name the model file, relative to this one; it is {quoted(path)}"
         )
     try:
-        return ModelConfig.model_validate({**keys, "path": (file.parent / path).resolve()})
+        resolved = (file.parent / path).resolve()
+    except (OSError, ValueError, RuntimeError) as failure:
+        raise ConfigError(f"{file}: `path` {quoted(path)} is no path: {failure}") from None
+    try:
+        return ModelConfig.model_validate({**keys, "path": resolved})
     except ValidationError as failure:
-        raise ConfigError(f"{file}: {_describe(failure)}") from failure
+        raise ConfigError(f"{file}: {_describe(failure)}") from None
 
 
 def _read(file: Path) -> dict[Any, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as failure:
+        with file.open("rb") as opened:
+            raw = opened.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise ConfigError(f"{file} has more than {_MOST_BYTES} bytes: it configures no model")
+        text = raw.decode("utf-8")
+    except (OSError, ValueError) as failure:
         raise ConfigError(f"{file} cannot be read: {failure}") from failure
-    except yaml.YAMLError as failure:
-        raise ConfigError(f"{file} is no valid YAML: {failure}") from failure
+    try:
+        content = yaml.load(text, _Loader)  # a SafeLoader
+    except RecursionError:
+        raise ConfigError(f"{file} is no valid YAML: nested too deeply") from None
+    # Dates, times and numbers that are none raise what Python's own types raise.
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, ValueError) as failure:
+        raise ConfigError(f"{file} is no valid YAML: {str(failure)[:500]}") from None
     if content is None:
         raise ConfigError(f"{file} is empty; it needs at least `path`, the model file")
     if not isinstance(content, dict):
@@ -181,9 +220,28 @@ def _read(file: Path) -> dict[Any, Any]:
     return content
 
 
-def _nearest(key: str) -> str:
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader for short files.
+
+    Refuses aliases, a few lines of which stand for more values than memory holds, and brackets
+    in brackets, for which PyYAML's time grows with their square.
+    """
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= _MOST_LEVELS:
+            raise yaml.YAMLError(f"more than {_MOST_LEVELS} brackets in one another")
+        super().fetch_flow_collection_start(token)
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed: write the value itself")
+        return super().compose_node(parent, index)
+
+
+def _nearest(key: object) -> str:
     known = list(ModelConfig.model_fields)
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    word = key[:100] if isinstance(key, str) else ""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; known keys are {', '.join(known)}"
@@ -192,7 +250,8 @@ def _nearest(key: str) -> str:
 def _describe(failure: ValidationError) -> str:
     parts = []
     for error in failure.errors(include_url=False):
-        key = ".".join(map(str, error["loc"]))
-        message = error["msg"].removeprefix("Value error, ")
-        parts.append(f"{key} is {error['input']!r}: {message}" if key else message)
-    return "; ".join(parts)
+        key = printable(".".join(str(part)[:100] for part in error["loc"]))
+        message = error["msg"].removeprefix("Value error, ")[:500]
+        parts.append(f"{key} is {quoted(error['input'])}: {message}" if key else message)
+    more = f"; and {len(parts) - _MOST_PARTS} more" if len(parts) > _MOST_PARTS else ""
+    return "; ".join(parts[:_MOST_PARTS]) + more

@@ -22,6 +22,7 @@ from workers.metrics import Counters
 log = logging.getLogger("trtq.presence")
 
 _ALIVE_MS = 5000
+_SWEEP_S = 10.0
 
 
 class ServedModel(Protocol):
@@ -58,6 +59,7 @@ class Presence:
         self._before = Counters()
         self._before_s = 0.0
         self._looped_s = 0.0
+        self._swept_s = 0.0
 
     def start(self) -> None:
         """Publishes once, then starts the thread.
@@ -117,6 +119,7 @@ class Presence:
                 try:
                     self._beat()
                     self._heal()
+                    self._sweep()
                 except PASSING_ERRORS as failure:
                     log.warning("heartbeat: Redis is away or refuses: %s", failure)
         except BaseException as failure:
@@ -150,7 +153,26 @@ class Presence:
     def _heal(self) -> None:
         for model in self._models:
             if model.inbox.heal(self._lease_ms):
-                log.info("work of model %r had no bell and no turn: rang", model.spec.name)
+                log.info(
+                    "work of model %r had no bell and no turn: rang",
+                    model.spec.name,
+                    extra={"model": model.spec.name},
+                )
+
+    def _sweep(self) -> None:
+        """Killed workers leave their consumers in the group; whoever lives removes them."""
+        if self._looped_s - self._swept_s < _SWEEP_S:
+            return
+        self._swept_s = self._looped_s
+        for model in self._models:
+            removed = model.inbox.sweep(self._lease_ms)
+            if removed:
+                log.info(
+                    "removed %d consumers of dead workers of %r",
+                    removed,
+                    model.spec.name,
+                    extra={"model": model.spec.name},
+                )
 
 
 def _published(spec: ModelSpec) -> bytes:

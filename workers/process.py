@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -17,18 +18,23 @@ from kombu import Queue
 
 from producer.client import Client
 from producer.config import ProducerSettings
-from producer.errors import ConfigError, MissingExtra, TrtqError
+from producer.errors import ConfigError, MissingExtra, NoDevice, TrtqError
 from producer.keys import INFER_QUEUE, bell_queue
+from workers.devices import CPU, limit_to_device
+from workers.logs import JSON, say, write_json
 from workers.models import ModelConfig, load_models
 from workers.observe import Observer
 from workers.runtime import Runtime
 from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings
+from workers.watchdog import FreezeGuard
 
 log = logging.getLogger("trtq.process")
 
 EXIT_FATAL = 70
 #: What an orphan's warm stop may take beyond its drain grace before it kills itself.
 _ORPHAN_MARGIN_S = 10.0
+#: How long no thread may run, beyond the longest batch timeout, before the process is ended.
+_FREEZE_MARGIN_S = 10.0
 
 
 class WorkerProcess:
@@ -55,16 +61,21 @@ class WorkerProcess:
             raise ConfigError(f"this process does not serve {INFER_QUEUE}: start it with -Q")
         return self._client
 
-    def configure(self, conf: Any, queues: Any) -> None:
+    def configure(self, conf: Any, queues: Any) -> WorkerSettings:
         """Reads settings and models before Celery chooses its queues; ends the process if wrong.
+
+        Returns the settings, the device by the name under which it is known.
 
         Without -Q a worker serves every configured model.
         """
         named = [q for q in (queues.split(",") if isinstance(queues, str) else queues or []) if q]
         try:
-            self._settings = WorkerSettings()
+            settings = WorkerSettings()
+            # Now, as CUDA reads what it may see once, when it is initialised.
+            device = limit_to_device(settings.device)
+            settings = self._settings = settings.model_copy(update={"device": device})
             if named != [INFER_QUEUE]:
-                self._configs = load_models(self._settings.model_folders)
+                self._configs = load_models(settings.model_folders)
         except (TrtqError, ValueError) as failure:
             refuse(failure)
         names = [bell_queue(config.name) for config in self._configs]
@@ -74,6 +85,7 @@ class WorkerProcess:
         conf.task_queues = [Queue(name, routing_key=name) for name in (*names, INFER_QUEUE)]
         if not named:
             conf.task_queues = conf.task_queues[:-1]
+        return settings
 
     def start(self, worker: Any) -> None:
         """Loads and warms what the consumed queues need, before the first bell is taken."""
@@ -81,6 +93,7 @@ class WorkerProcess:
         queues = set(worker.app.amqp.queues.consume_from)
         served = [c for c in self._configs if bell_queue(c.name) in queues]
         try:
+            _check_device(served, self._settings.device)
             self._observer = Observer(self._settings, lambda: self._runtime)
             self._observer.start()
             if served:
@@ -90,6 +103,7 @@ class WorkerProcess:
                     served,
                     on_fatal=self._end,
                     others_wait=_others_wait,
+                    freeze_guard=_freeze_guard(served),
                 )
                 self._runtime.start()
             if INFER_QUEUE in queues:
@@ -107,7 +121,7 @@ class WorkerProcess:
             sys.exit(EXIT_FATAL)
 
     def _end(self, reason: str) -> None:
-        """A thread that the worker cannot do without has died: ends the process with EXIT_FATAL.
+        """A thread that the worker needs has died or hangs: ends the process with EXIT_FATAL.
 
         The supervisor starts a new one. Called in any thread.
         """
@@ -133,6 +147,9 @@ class WorkerProcess:
         if self._runtime is not None:
             if not self._runtime.close():
                 log.error("the turn outlived the drain grace; its tasks will be run again")
+            if self._runtime.hung:
+                # Handlers and destructors of an engine in use may hang as well.
+                atexit.register(_exit_at_once)
             self._runtime = None
         if self._client is not None:
             self._client.close()
@@ -145,8 +162,18 @@ class WorkerProcess:
 def watch_signals(process: WorkerProcess) -> None:
     """Connects `process` to the worker's life cycle."""
 
-    def on_init(sender: Any = None, conf: Any = None, options: Any = None, **_: Any) -> None:
-        process.configure(conf, (options or {}).get("queues"))
+    def on_init(
+        sender: Any = None,
+        instance: Any = None,
+        conf: Any = None,
+        options: Any = None,
+        **_: Any,
+    ) -> None:
+        settings = process.configure(conf, (options or {}).get("queues"))
+        if settings.log_format == JSON:
+            write_json(str(sender), settings.device)
+            # Celery's banner is no record of the log.
+            instance.quiet = True
         fd = os.environ.pop(SUPERVISOR_FD, "")
         if fd:
             watch_supervisor(int(fd), WorkerSettings().drain_grace_s + _ORPHAN_MARGIN_S)
@@ -186,6 +213,26 @@ def watch_supervisor(
     return thread
 
 
+def _freeze_guard(served: list[ModelConfig]) -> FreezeGuard:
+    timeouts_s = [config.batch_timeout_s or 0.0 for config in served]
+    return FreezeGuard(max(timeouts_s) + _FREEZE_MARGIN_S if all(timeouts_s) else None)
+
+
+def _exit_at_once() -> None:
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
+
+
+def _check_device(configs: list[ModelConfig], device: str) -> None:
+    names = [config.name for config in configs if config.engine == "tensorrt"]
+    if names and device == CPU.device:
+        raise NoDevice(
+            f"models {names} have `engine: tensorrt`, and this worker has no GPU "
+            f"(TRTQ_DEVICE={device}): start it with --devices all or the index of a GPU, or set "
+            "`engine: onnxruntime`"
+        )
+
+
 def _others_wait() -> bool:
     return len(state.reserved_requests) > len(state.active_requests)
 
@@ -193,5 +240,5 @@ def _others_wait() -> bool:
 def refuse(failure: Exception) -> NoReturn:
     """Ends the process with EXIT_CONFIG: it would fail so again."""
     message = failure.message if isinstance(failure, TrtqError) else str(failure)
-    print(f"trtq worker: {message}", file=sys.stderr)
+    say(f"trtq worker: {message}")
     sys.exit(EXIT_CONFIG)

@@ -19,14 +19,21 @@ from workers.files import RowFiles
 from workers.metrics import Counters
 from workers.models import ModelConfig
 from workers.presence import Presence
+from workers.ranges import Ranges, import_nvtx
 from workers.served import Served
 from workers.settings import WorkerSettings
+from workers.tracing import TracingOwner
+from workers.watchdog import FreezeGuard, Watchdog
 
 log = logging.getLogger("trtq.runtime")
 
 
 class Runtime:
-    """The models of one worker process. `on_fatal(reason)` is called when a thread of it died."""
+    """The models of one worker process.
+
+    `on_fatal(reason)` is called when a thread of it died or hangs; `freeze_guard` ends the process
+    when not even that can be. `clock` gives ms and never goes back.
+    """
 
     def __init__(
         self,
@@ -36,19 +43,24 @@ class Runtime:
         on_fatal: Callable[[str], None],
         others_wait: Callable[[], bool],
         clock: Callable[[], float] = lambda: time.monotonic() * 1000,
+        freeze_guard: FreezeGuard | None = None,
     ) -> None:
         self._settings = settings
         self._configs = list(configs)
         self._on_fatal = on_fatal
         self._others_wait = others_wait
         self._clock = clock
+        self._freeze_guard = freeze_guard or FreezeGuard(None)
         # The same node started again is another consumer: what the old one held runs out.
         self.consumer = f"{node_name}.{secrets.token_hex(3)}"
         self._node_name = node_name
         self._models: dict[str, Served] = {}
+        self._tracing = TracingOwner(on=settings.tracing, node=node_name)
         self._stopping = threading.Event()
         self._turn = threading.Lock()
         self._presence: Presence | None = None
+        self._watchdog: Watchdog | None = None
+        self._hung = False
         self._turned_ms: float | None = None
 
     def start(self) -> None:
@@ -57,31 +69,52 @@ class Runtime:
         Raises RedisUnavailable, ConfigError and its children, EngineFailed.
         """
         settings = self._settings
+        nvtx = import_nvtx() if settings.nvtx else None
+        self._tracing.start()
         self._redis = connect(settings.redis_url)
         link = Link(self._redis)
         self._files = RowFiles(settings.bulk_folders)
         with named_errors(settings.redis_url):
             self._redis.ping()
-            for config in self._configs:
+            # All of them first: a hook that cannot be had is known before a model is read.
+            modules = settings.allowed_hook_modules
+            ranges = [Ranges(config.name, nvtx) for config in self._configs]
+            engines = [
+                make_engine(config, hook_modules=modules, ranges=shown)
+                for config, shown in zip(self._configs, ranges, strict=True)
+            ]
+            for config, engine, shown in zip(self._configs, engines, ranges, strict=True):
                 served = Served(
                     config,
-                    make_engine(config),
+                    engine,
                     link,
                     self.consumer,
                     settings,
                     self._files,
                     self._clock,
                     self._on_fatal,
+                    shown,
+                    self._tracing.of(config.name),
                 )
                 self._models[config.name] = served
                 served.start()
-            facts = {
+            self._watchdog = Watchdog(
+                list(self._models.values()),
+                self._clock,
+                self._on_fatal,
+                self._on_fatal,
+                self._freeze_guard,
+            )
+            self._watchdog.start()
+            facts: dict[str, Any] = {
                 "node": self._node_name,
                 "device": settings.device,
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "started": round(time.time(), 3),
             }
+            if settings.metrics_port:
+                facts["metrics_url"] = settings.metrics_url(facts["host"])
             presence = Presence(
                 self._redis,
                 self.consumer,
@@ -108,9 +141,15 @@ class Runtime:
             before, started_ms = served.counters.copy(), self._clock()
             served.turn(self._stopping.is_set, self._others_wait)
             self._turned_ms = self._clock()
-            return _summary(
+            summary = _summary(
                 model, served.counters.since(before), (self._clock() - started_ms) / 1000
             )
+        log.info(
+            "turn on %r: %d tasks in %d batches, %.3f s",
+            *(summary[name] for name in ("model", "tasks", "batches", "seconds")),
+            extra=summary,
+        )
+        return summary
 
     def request_stop(self) -> None:
         """Turns end soon: nothing more is claimed, what runs is finished and answered."""
@@ -132,6 +171,16 @@ class Runtime:
         return self._presence
 
     @property
+    def watchdog(self) -> Watchdog | None:
+        """Who looks for runs that hang; None until every model is warm."""
+        return self._watchdog
+
+    @property
+    def hung(self) -> bool:
+        """True once `close` had to leave a slot's thread behind that still uses its engine."""
+        return self._hung
+
+    @property
     def turn_age_s(self) -> float | None:
         """Seconds since the last turn ended, 0 while one runs, None before the first."""
         if self._turn.locked():
@@ -148,9 +197,12 @@ class Runtime:
         drained = self._turn.acquire(timeout=self._settings.drain_grace_s)
         if self._presence is not None:
             self._presence.close()
+        if self._watchdog is not None:
+            self._watchdog.close()
         for served in self._models.values():
-            served.close()
+            self._hung |= not served.close()
         self._models = {}
+        self._tracing.close()
         if hasattr(self, "_files"):
             self._files.close()
             self._redis.close()

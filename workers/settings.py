@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from producer.config import RedisSettings
+from producer.letters import LetterLimits
 
 #: A process that ended with this would end so again (os.EX_CONFIG): it is not restarted.
 EXIT_CONFIG = 78
@@ -20,10 +22,13 @@ class WorkerSettings(RedisSettings):
 
     #: Folders of model configurations.
     models: str = "configs/models"
-    #: "cpu" or the index of a GPU.
+    #: "cpu", the index of a GPU in bus order, or the UUID of a GPU or MIG device.
     device: str = "cpu"
     #: Folders inside which bulk jobs may read and write; empty refuses bulk jobs.
     bulk_roots: str = ""
+    #: Python modules, separated by commas, from which hooks may be imported; each with all that is
+    #: inside it. Empty refuses models with hooks.
+    hook_modules: str = ""
     #: A task whose worker gave no sign for this long is run by another.
     lease_ms: int = Field(default=10_000, ge=500)
     #: How long a turn waits on an empty stream before it ends.
@@ -36,11 +41,45 @@ class WorkerSettings(RedisSettings):
     drain_grace_s: float = Field(default=30.0, gt=0)
     #: How often a worker says that it lives and looks for work that nobody covers.
     heartbeat_s: float = Field(default=1.0, gt=0)
+    #: Dead letters kept for each model: how many, bytes of them all, and for how long after the
+    #: last one.
+    dead_max_tasks: int = Field(default=LetterLimits().tasks, ge=1)
+    dead_max_bytes: int = Field(default=LetterLimits().bytes, ge=1)
+    dead_ttl_s: int = Field(default=LetterLimits().ttl_s, ge=1)
+
+    #: Show stages as NVTX ranges to a profiler; needs the package nvtx.
+    nvtx: bool = False
+
+    #: Make spans of OpenTelemetry for tasks whose clients trace them; needs the extra `tracing`.
+    tracing: bool = False
+
+    #: Format of the log: Celery's text, or one JSON object a record.
+    log_format: Literal["text", "json"] = "text"
 
     #: Port of /metrics, /healthz, /readyz and /drain; 0: none. `trtq worker` counts it up.
     metrics_port: int = Field(default=0, ge=0, le=65535)
     #: Address on which that port listens.
     metrics_host: str = "127.0.0.1"
+
+    @field_validator("hook_modules")
+    @classmethod
+    def _dotted_names(cls, value: str) -> str:
+        for name in _names(value):
+            if not all(part.isidentifier() for part in name.split(".")):
+                raise ValueError(f"{name!r} is no module name; separate names with commas")
+        return value
+
+    def metrics_url(self, host: str) -> str:
+        """Where others reach /metrics of this process, whose machine is called `host`."""
+        address = self.metrics_host
+        if address in ("", "0.0.0.0", "::"):
+            address = host
+        return f"http://{f'[{address}]' if ':' in address else address}:{self.metrics_port}/metrics"
+
+    @property
+    def letter_limits(self) -> LetterLimits:
+        """The three `dead_` settings."""
+        return LetterLimits(self.dead_max_tasks, self.dead_max_bytes, self.dead_ttl_s)
 
     @property
     def model_folders(self) -> list[Path]:
@@ -51,6 +90,15 @@ class WorkerSettings(RedisSettings):
     def bulk_folders(self) -> list[Path]:
         """`bulk_roots` as paths."""
         return _paths(self.bulk_roots)
+
+    @property
+    def allowed_hook_modules(self) -> list[str]:
+        """`hook_modules` as names."""
+        return _names(self.hook_modules)
+
+
+def _names(joined: str) -> list[str]:
+    return [name for part in joined.split(",") if (name := part.strip())]
 
 
 def _paths(joined: str) -> list[Path]:

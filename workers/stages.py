@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from workers.engines.base import DEVICE_STAGES
+from workers.engines.base import RUN_STAGES
 
 #: Upper bounds of the buckets of every duration, in ms; a last bucket takes what is longer.
 MS_BOUNDS = (
@@ -27,8 +27,8 @@ RUN = "run"
 SCATTER = "scatter"
 #: One settle: answers, acknowledgements and deletions of one or more batches.
 REPLY = "reply"
-#: DEVICE_STAGES are within `run`, from engines that measure them.
-STAGES = (QUEUE_WAIT, HOLD, GATHER, RUN, *DEVICE_STAGES, SCATTER, REPLY)
+#: RUN_STAGES are within `run`, from models with hooks and engines that measure the device.
+STAGES = (QUEUE_WAIT, HOLD, GATHER, RUN, *RUN_STAGES, SCATTER, REPLY)
 
 
 class HistogramState(NamedTuple):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import io
 import logging
 from typing import Any
 
 import numpy as np
-from celery import Celery, Task
+from celery import Celery, Task, current_task
 
-from producer.errors import InvalidInput, WrongDtype
-from producer.keys import INFER_TASK, SERVE_TASK
+from producer.errors import FileFormat, InvalidInput, WrongDtype
+from producer.keys import INFER_TASK, SERVE_TASK, check_name
+from producer.npy import read_array
+from producer.quote import quoted
+from workers.logs import logged_with
 from workers.process import WorkerProcess
 
 log = logging.getLogger("trtq.tasks")
@@ -24,10 +25,12 @@ def register(app: Celery, process: WorkerProcess) -> None:
     def serve(model: str, reason: str = "") -> dict[str, Any]:
         """One turn: claims, batches, runs and answers tasks of `model` until none is left."""
         try:
-            return process.runtime.turn(model, reason)
+            name = check_name(model)
+            with logged_with(model=name, turn_id=str(current_task.request.id)):
+                return process.runtime.turn(name, reason)
         except BaseException as failure:
-            log.exception("the turn on %r failed", model)
-            return {"model": model, "error": f"{type(failure).__name__}: {failure}"}
+            log.exception("the turn on %s failed", quoted(model))
+            return {"model": quoted(model), "error": f"{type(failure).__name__}: {failure}"}
 
     def infer(
         model: str,
@@ -55,15 +58,21 @@ def register(app: Celery, process: WorkerProcess) -> None:
 
 
 def from_plain(inputs: Any) -> Any:
-    """Lists as they are, texts as base64 of a .npy file; raises InvalidInput for other texts."""
+    """Lists as they are, texts as base64 of a .npy file, also in a dict by input name.
+
+    Raises InvalidInput for other texts. Takes memory for the text's bytes, whatever they promise.
+    """
     if isinstance(inputs, dict):
-        return {name: from_plain(value) for name, value in inputs.items()}
-    if not isinstance(inputs, str | bytes):
-        return inputs
+        return {name: _from_text(value) for name, value in inputs.items()}
+    return _from_text(inputs)
+
+
+def _from_text(value: Any) -> Any:
+    if not isinstance(value, str | bytes):
+        return value
     try:
-        raw = base64.b64decode(inputs, validate=True)
-        return np.load(io.BytesIO(raw), allow_pickle=False)
-    except (binascii.Error, ValueError, EOFError, OSError) as failure:
+        return read_array(base64.b64decode(value, validate=True), "the text")
+    except (ValueError, FileFormat) as failure:
         raise InvalidInput(f"a text input must be a .npy file in base64: {failure}") from None
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from producer.connection import LINK_ERRORS
-from producer.errors import TrtqError
+from producer.errors import RedisUnavailable
 from producer.inbox import Claim, Entry, Inbox, Settlement
+from producer.text import shown_name
 from workers.batcher import Held
 from workers.feed import Feed
+from workers.incidents import ABANDONED, LOST, RECLAIMED, RELEASED, Incidents, task_name
 from workers.intake import Intake
-from workers.metrics import Counters
+from workers.ledger import Ledger
+from workers.ranges import CLAIM, NO_RANGES, WAIT, Ranges
 from workers.replies import Replier
 
 log = logging.getLogger("trtq.turn")
@@ -35,52 +37,9 @@ class TurnLimits(NamedTuple):
     linger_ms: float
     budget_ms: float
     max_deliveries: int
+    #: How long a turn's end waits for what runs: of a worker that stops, and of one that goes on.
     drain_ms: float
-
-
-class Ledger:
-    """Entries that this worker has claimed and not yet settled. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[tuple[int, bytes], Entry] = {}
-        self._rows = 0
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def rows(self) -> int:
-        """Rows of open entries."""
-        return self._rows
-
-    def entries(self) -> list[Entry]:
-        """The open entries."""
-        with self._lock:
-            return list(self._open.values())
-
-    def open(self, entries: list[Entry]) -> list[Entry]:
-        """Adds entries; returns those that were not open already."""
-        new = []
-        with self._lock:
-            for entry in entries:
-                key = (entry.stream, entry.entry_id)
-                if key not in self._open:
-                    self._open[key] = entry
-                    self._rows += entry.rows
-                    new.append(entry)
-        return new
-
-    def settled(self, settlements: list[Settlement]) -> None:
-        """Closes what was answered."""
-        self.closed([settlement.entry for settlement in settlements])
-
-    def closed(self, entries: Iterable[Entry]) -> None:
-        """Closes entries."""
-        with self._lock:
-            for entry in entries:
-                if self._open.pop((entry.stream, entry.entry_id), None) is not None:
-                    self._rows -= entry.rows
+    finish_ms: float
 
 
 class Turn:
@@ -98,11 +57,12 @@ class Turn:
         feed: Feed,
         replier: Replier,
         ledger: Ledger,
-        counters: Counters,
+        incidents: Incidents,
         limits: TurnLimits,
         clock: Callable[[], float],
         stopping: Callable[[], bool],
         others_wait: Callable[[], bool],
+        ranges: Ranges = NO_RANGES,
     ) -> None:
         self._inbox = inbox
         self._consumer = consumer
@@ -110,27 +70,34 @@ class Turn:
         self._feed = feed
         self._replier = replier
         self._ledger = ledger
-        self._counters = counters
+        self._incidents = incidents
         self._limits = limits
         self._clock = clock
         self._stopping = stopping
         self._others_wait = others_wait
+        self._ranges = ranges
         self._claims = 0
         self._offset_ms = 0.0
         self._entry_rows = 1.0
+        self._more_suspects = False
 
     def run(self) -> None:
         """Runs the turn; rings at its end if work is left that nobody covers."""
         started_ms = self._clock()
         try:
+            self._disown()
             # The first claim comes with the first call: from idle, each round trip is latency.
             room = self._limits.held_rows
-            claimed = self._accept(self._inbox.enter(self._consumer, room))
+            with self._ranges.open(CLAIM):
+                claim = self._inbox.enter(self._consumer, room)
+            claimed = self._accept(claim)
             self._work(started_ms, backlog=claimed >= room)
         except LINK_ERRORS as failure:
             log.warning("the turn on %r ends, Redis is away: %s", self._inbox.model, failure)
+            self._ledger.unsure = True
         self._finish()
         try:
+            self._disown()
             if self._inbox.leave(self._consumer):
                 log.debug("the turn on %r left work to another", self._inbox.model)
         except LINK_ERRORS as failure:
@@ -171,9 +138,14 @@ class Turn:
                 backlog = claimed >= room
             else:
                 left_ms = limits.linger_ms - (now_ms - quiet_since_ms)
+                if self._more_suspects:
+                    left_ms = 0.0
                 claimed = self._wait(room, min(_SLICE_MS, max(1.0, left_ms)))
                 backlog = claimed >= room
             if claimed or len(self._ledger):
+                quiet_since_ms = self._clock()
+            elif self._more_suspects:
+                self._reclaim()
                 quiet_since_ms = self._clock()
             elif self._clock() - quiet_since_ms >= limits.linger_ms:
                 if not self._reclaim():
@@ -191,21 +163,24 @@ class Turn:
     def _claim(self, count: int) -> int:
         self._claims += 1
         first = 2 if self._claims % 16 == 0 else 1 if self._claims % 4 == 0 else 0
-        return self._accept(self._inbox.claim(self._consumer, count, first))
+        with self._ranges.open(CLAIM):
+            claim = self._inbox.claim(self._consumer, count, first)
+        return self._accept(claim)
 
     def _accept(self, claim: Claim) -> int:
         self._set_clock(claim.now_ms)
         if claim.cancelled:
             self._withdraw(
                 lambda held: (held.entry.stream, held.entry.entry_id) in claim.cancelled,
-                self._intake.raise_cancelled,
+                self._intake.cancelled,
             )
         self._take_in(claim.entries, claim.cancelled)
         return self._measure(claim.entries)
 
     def _wait(self, room: int, block_ms: float) -> int:
         count = max(1, int(room / self._entry_rows))
-        entries = self._inbox.wait(self._consumer, count, int(block_ms))
+        with self._ranges.open(WAIT):
+            entries = self._inbox.wait(self._consumer, count, int(block_ms))
         self._take_in(entries)
         return self._measure(entries)
 
@@ -218,29 +193,57 @@ class Turn:
 
     def _reclaim(self) -> int:
         limits = self._limits
-        entries = self._inbox.reclaim(
+        entries, suspects_wait = self._inbox.reclaim(
             self._consumer, limits.lease_ms, limits.held_rows, limits.max_deliveries, False
         )
-        self._counters.reclaimed += len(entries)
+        expired = [entry for entry in entries if not entry.handed_back]
+        workers = ", ".join(dict.fromkeys(shown_name(e.holders[-1]) for e in expired if e.holders))
+        self._incidents.record(RECLAIMED, "lease_expired", _names(expired), f"from {workers}")
+        handed_back = [entry for entry in entries if entry.handed_back]
+        self._incidents.record(RECLAIMED, "handed_back", _names(handed_back))
         self._take_in(entries)
-        if not entries and not len(self._ledger):
-            return self._run_suspect()
-        return len(entries)
+        self._more_suspects = suspects_wait
+        return len(entries) + (self._run_suspects() if suspects_wait else 0)
 
-    def _run_suspect(self) -> int:
-        """Runs one task that was with too many workers, while this worker holds nothing else."""
+    def _run_suspects(self) -> int:
+        """Runs tasks that were with too many workers one by one, with nothing else in work.
+
+        New work waits for that, at most until the slots have run dry and for a moment after.
+        """
+        if not self._run_dry():
+            return 0
         limits = self._limits
-        suspects = self._inbox.reclaim(
-            self._consumer, limits.lease_ms, 1, limits.max_deliveries, True
-        )
-        self._counters.reclaimed += len(suspects)
-        self._take_in(suspects)
-        while len(self._ledger) and not self._stopping():
-            self._feed.wait_idle(_SLICE_MS)
-            if self._feed.idle and not self._replier.wait_sent(_SLICE_MS):
+        until_ms = self._clock() + _QUANTUM_MS
+        count = 0
+        while not self._stopping():
+            suspects, _ = self._inbox.reclaim(
+                self._consumer, limits.lease_ms, 1, limits.max_deliveries, True
+            )
+            for suspect in suspects:
+                workers = ", ".join(map(shown_name, suspect.holders)) or "unknown workers"
+                detail = f"after {suspect.deliveries} deliveries, runs alone; held by {workers}"
+                self._incidents.record(RECLAIMED, "suspect", _names([suspect]), detail)
+            if not suspects:
+                self._more_suspects = False
                 break
+            count += 1
+            self._take_in(suspects)
+            if not self._run_dry() or self._clock() >= until_ms:
+                break
+        return count
+
+    def _run_dry(self) -> bool:
+        """Waits until all that was claimed is answered; False if the worker stops or time is up."""
+        give_up_ms = self._clock() + self._limits.finish_ms
+        while len(self._ledger):
+            if self._stopping() or self._clock() >= give_up_ms:
+                return False
+            self._feed.wait_idle(_SLICE_MS)
+            if self._feed.idle:
+                self._replier.wait_sent(_SLICE_MS)
+            self._expire()
             self._renew()
-        return len(suspects)
+        return True
 
     def _take_in(
         self, entries: list[Entry], cancelled: frozenset[tuple[int, bytes]] = frozenset()
@@ -258,15 +261,14 @@ class Turn:
     def _expire(self) -> None:
         if self._feed.held_rows:
             now_ms = self._clock()
-            self._withdraw(lambda held: held.expires_ms <= now_ms, self._intake.raise_expired)
+            self._withdraw(lambda held: held.expires_ms <= now_ms, self._intake.expired)
 
-    def _withdraw(self, unwanted: Callable[[Held], bool], reason: Callable[[Held], None]) -> None:
-        settlements = []
-        for held in self._feed.withdraw(unwanted):
-            try:
-                reason(held)
-            except TrtqError as failure:
-                settlements.append(self._intake.refused(held, failure))
+    def _withdraw(
+        self,
+        unwanted: Callable[[Held], bool],
+        answer: Callable[[list[Held], str], list[Settlement]],
+    ) -> None:
+        settlements = answer(self._feed.withdraw(unwanted), "held")
         if settlements:
             self._replier.put(settlements)
 
@@ -278,7 +280,22 @@ class Turn:
         if lost:
             # Answered meanwhile, or taken over after a long pause: nothing to run here.
             gone = self._feed.withdraw(lambda h: (h.entry.stream, h.entry.entry_id) in lost)
+            self._incidents.record(LOST, "lease_expired", [held.task.task_id for held in gone])
             self._ledger.closed([held.entry for held in gone])
+
+    def _disown(self) -> None:
+        """Hands back what was claimed by calls whose answers were lost.
+
+        Else it would wait for its lease, and count as a delivery that nobody survived.
+        """
+        if not self._ledger.unsure:
+            return
+        known, lease_ms = self._ledger.entries(), self._limits.lease_ms
+        disowned = self._inbox.disown(self._consumer, known, lease_ms)
+        self._ledger.unsure = False
+        # Their messages never came, so the entries' ids name them.
+        names = [entry_id.decode() for entry_id in disowned]
+        self._incidents.record(RELEASED, "answer_lost", names)
 
     def _set_clock(self, redis_now_ms: int) -> None:
         self._offset_ms = redis_now_ms - self._clock()
@@ -286,11 +303,16 @@ class Turn:
     def _finish(self) -> None:
         """Lets the slots finish; hands back what they have not started if the worker stops."""
         limits = self._limits
-        give_up_ms = self._clock() + limits.drain_ms
-        if self._stopping():
-            self._hand_back()
+        give_up_ms = self._clock() + limits.finish_ms
         failures_until_ms = self._clock() + _LINK_PATIENCE_MS
+        stop_seen = False
         while len(self._ledger) and self._clock() < give_up_ms:
+            if self._stopping():
+                if not stop_seen:
+                    stop_seen = True
+                    give_up_ms = min(give_up_ms, self._clock() + limits.drain_ms)
+                # Each time: a slot that lost its device gives its batch back while others run.
+                self._hand_back()
             self._feed.wait_idle(_SLICE_MS)
             if self._feed.idle:
                 # Only answers are under way; they leave within moments or wait for Redis.
@@ -304,6 +326,10 @@ class Turn:
                 self._renew()
             except LINK_ERRORS as failure:
                 log.debug("leases were not renewed: %s", failure)
+        if len(self._ledger):
+            detail = "not answered when the turn ended; they come back when their lease runs out"
+            names = _names(self._ledger.entries())
+            self._incidents.record(ABANDONED, "drain_grace", names, detail)
 
     def _hand_back(self) -> None:
         entries = [held.entry for held in self._feed.withdraw(lambda held: True)]
@@ -311,7 +337,14 @@ class Turn:
             return
         try:
             released = self._inbox.release(self._consumer, entries, self._limits.lease_ms)
-            self._counters.released += released
+            lost = len(entries) - released
+            detail = f"{lost} of them were no longer this worker's" if lost else ""
+            self._incidents.record(RELEASED, "stopping", _names(entries), detail)
         except LINK_ERRORS as failure:
-            log.warning("%d tasks come back when their lease runs out: %s", len(entries), failure)
+            detail = f"come back when their lease runs out: {failure}"
+            self._incidents.record(ABANDONED, RedisUnavailable.code, _names(entries), detail)
         self._ledger.closed(entries)
+
+
+def _names(entries: Iterable[Entry]) -> list[str]:
+    return [task_name(entry) for entry in entries]

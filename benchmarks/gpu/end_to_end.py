@@ -26,7 +26,7 @@ _IN_FLIGHT = 64
 
 
 def end_to_end(
-    subject: Subject, folder: Path, images: int, clients: int, seconds: float, slots: int = 4
+    subject: Subject, folder: Path, images: int, clients: int, seconds: float, slots: int = 6
 ) -> dict[str, Any]:
     """Rows/s of both, worker CPU, mean batch, GPU utilization; every answer is compared."""
     data, expected = folder / "images.npy", folder / "expected.npy"

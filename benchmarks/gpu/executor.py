@@ -12,6 +12,7 @@ from workers.batcher import Held
 from workers.executor import Executor
 from workers.feed import Feed
 from workers.files import RowFiles
+from workers.incidents import Incidents
 from workers.metrics import Counters
 from workers.runner import BatchRunner
 from workers.stages import Stages
@@ -44,8 +45,10 @@ def executor_rate(
         now_s = time.perf_counter()
         done.extend((now_s, len(settlement.reply)) for settlement in settlements)
 
-    runner = BatchRunner(engine, spec, RowFiles([]), Counters(), Stages(), clock)
-    executor = Executor(engine, spec, feed, runner, slots, deliver, deaths.append)
+    counters = Counters()
+    incidents = Incidents(spec.name, counters)
+    runner = BatchRunner(engine, spec, RowFiles([]), counters, Stages(), incidents, clock)
+    executor = Executor(engine, spec, feed, runner, slots, deliver, deaths.append, incidents)
     executor.start()
     shape = (batch, *subject.row)
     tensor = Tensor("x", subject.dtype, shape, subject.rows(batch, 3).tobytes())

@@ -15,6 +15,7 @@ from producer.bulk.plan import ChunkPlan
 from producer.bulk.run import BulkProgress, BulkRun, BulkSummary, ReferenceClient, RunOptions
 from producer.bulk.sinks import ErrorList, OutputFiles
 from producer.errors import BulkError, FileChanged, OutputMismatch, TrtqError
+from producer.quote import quoted
 from producer.spec import ModelSpec
 
 #: Limits change no result. Everything else that is published, now or by a later release, is the
@@ -49,13 +50,14 @@ def run_bulk(
     that gets `<output>.npy` for each. All lie inside the workers' allow-listed folders.
 
     `window` tasks of `rows_per_task` rows (default: the model's max_batch) are under way at once.
-    `resume` goes on with an interrupted job, trying failed rows again, and starts anew where
-    there is no output yet; `overwrite` replaces an existing output. `deadline_s` is one task's.
-    Redis may be away for `redis_patience_s` seconds, counted from when that was noticed (within
-    TRTQ_SPEC_TTL_S and a second). `progress` is called about once a task and once a second, in
-    this thread.
+    `resume` goes on with an interrupted job, trying failed rows again, starts anew where there is
+    no output yet, and runs nothing where the same job has ended without failed rows (`tasks` is 0
+    and `resumed_rows` all rows then); `overwrite` replaces an existing output. `deadline_s` is one
+    task's. Redis may be away for `redis_patience_s` seconds, counted from when that was noticed
+    (within TRTQ_SPEC_TTL_S and a second). `progress` is called about once a task and once a
+    second, in this thread.
 
-    Beside the output lie `<output>.state` while the job is not finished, and
+    Beside the output lie `<output>.state`, which says what the job was and how far it is, and
     `<output>.errors.jsonl` ({"row", "code", "message"} a line) if rows failed; those rows are
     NaN, or 0 in outputs of integers. Failed rows raise nothing: look at `BulkSummary.failed`.
 
@@ -138,7 +140,7 @@ def _check_existing(
     if recorded is None:
         raise OutputMismatch(
             f"{str(existing[0])!r} has no job to resume ({output.output.name}.state is missing or "
-            "unreadable): it is finished or of other origin; overwrite it or name another output"
+            "unreadable): it is of other origin; overwrite it or name another output"
         )
 
 
@@ -195,20 +197,24 @@ def _check_recorded(
     ):
         if recorded.get(key) != header[key]:
             raise error(
-                f"the interrupted job had {key} {json.dumps(recorded.get(key))}, now it is "
-                f"{json.dumps(header[key])}: it cannot be resumed; overwrite the output or name "
+                f"the recorded job had {key} {_shown(recorded.get(key))}, now it is "
+                f"{_shown(header[key])}: it cannot be resumed; overwrite the output or name "
                 "another"
             )
     _check_same_spec(spec.name, recorded.get("spec"), header["spec"])
     rows = recorded.get("rows_per_task")
-    if not isinstance(rows, int) or not 1 <= rows <= spec.max_rows_per_task:
+    if type(rows) is not int or not 1 <= rows <= spec.max_rows_per_task:
         raise OutputMismatch(
-            f"the interrupted job had {rows!r} rows a task, model {spec.name!r} takes 1 to "
+            f"the recorded job had {quoted(rows)} rows a task, model {spec.name!r} takes 1 to "
             f"{spec.max_rows_per_task}: overwrite the output"
         )
     if wanted is not None and wanted != rows:
-        raise BulkError(f"the interrupted job has {rows} rows a task: resume it with as many")
+        raise BulkError(f"the recorded job has {rows} rows a task: resume it with as many")
     return rows
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:500]
 
 
 def _check_same_spec(model: str, recorded: Any, now: dict[str, Any]) -> None:
@@ -216,12 +222,12 @@ def _check_same_spec(model: str, recorded: Any, now: dict[str, Any]) -> None:
         return
     before = recorded if isinstance(recorded, dict) else {}
     changes = [
-        f"{key} was {json.dumps(before.get(key))}, now {json.dumps(now.get(key))}"
+        f"{key[:100]} was {_shown(before.get(key))}, now {_shown(now.get(key))}"
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
     raise OutputMismatch(
-        f"model {model!r} has changed since the job began ({'; '.join(changes)}) and the output "
-        "would hold rows of both: serve the earlier one again and resume, or overwrite the output, "
-        "or name another"
+        f"model {model!r} has changed since the job began ({'; '.join(changes[:20])}) and the "
+        "output would hold rows of both: serve the earlier one again and resume, or overwrite the "
+        "output, or name another"
     )

@@ -5,6 +5,8 @@
     boot 0f3c...                      a run of the job began, on this boot of the machine
     done 17                           chunk 17 is in the output
     sync                              all before is on the disk, in the output as well as here
+    finished                          every chunk is done and on the disk; all that follows the
+                                      header once the job has ended without failed rows
 
 After a crash of the job all whole lines count. After a crash of the machine the output may have
 lost what only its memory held, so lines of an earlier boot count up to their last `sync`.
@@ -15,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,9 @@ class Journal:
                 )
             except OSError as error:
                 raise self._failed(error) from error
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                raise OutputFailed(f"the job's state file {str(self.path)!r} is no regular file")
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if os.path.samestat(os.fstat(fd), os.stat(self.path)):
@@ -66,12 +72,12 @@ class Journal:
 
     def header(self) -> dict[str, Any] | None:
         """The header, or None if there is none that can be read."""
-        line = os.pread(self._fd, _MAX_LINE_BYTES, 0).partition(b"\n")
-        if not line[1]:
+        line = self._first_line()
+        if not line:
             return None
         try:
-            header = json.loads(line[0])
-        except ValueError:
+            header = json.loads(line)
+        except (ValueError, RecursionError):
             return None
         return header if isinstance(header, dict) else None
 
@@ -92,7 +98,7 @@ class Journal:
             end = after
             if word == "boot":
                 boot = value
-            elif word == "sync" or not word:
+            elif word in ("sync", "finished") or not word:
                 durable = after
         keep = end if boot == self._boot else durable
         for word, value, after in self._lines(plan):
@@ -100,6 +106,8 @@ class Journal:
                 break
             if word == "done":
                 plan.mark_done(int(value))
+            elif word == "finished":
+                plan.mark_all_done()
         try:
             os.ftruncate(self._fd, keep)
         except OSError as error:
@@ -114,6 +122,17 @@ class Journal:
     def sync(self) -> None:
         """Everything noted so far is on the disk; sync the output itself before."""
         self._write("sync\n")
+        self._fsync()
+
+    def finish(self) -> None:
+        """Every chunk is done and on the disk; sync the output itself before."""
+        self._end = len(self._first_line())
+        # In place: whoever reads it after a crash in between sees this line first.
+        self._write("finished\n")
+        try:
+            os.ftruncate(self._fd, self._end)
+        except OSError as error:
+            raise self._failed(error) from error
         self._fsync()
 
     def remove(self) -> None:
@@ -132,6 +151,14 @@ class Journal:
         os.close(self._fd)
         self._fd = -1
 
+    def _first_line(self) -> bytes:
+        """With its end; empty if there is no whole one."""
+        try:
+            line, end, _ = os.pread(self._fd, _MAX_LINE_BYTES, 0).partition(b"\n")
+        except OSError as error:
+            raise self._failed(error) from error
+        return line + end if end else b""
+
     def _lines(self, plan: ChunkPlan) -> Iterator[tuple[str, str, int]]:
         """(word, value, offset behind the line) of whole, sane lines; the header has no word."""
         with os.fdopen(os.dup(self._fd), "rb") as file:
@@ -141,7 +168,7 @@ class Journal:
             while True:
                 line = file.readline(200)
                 word, _, value = line[:-1].decode("ascii", "replace").partition(" ")
-                good = word in ("boot", "sync") or (
+                good = word in ("boot", "sync", "finished") or (
                     word == "done" and value.isdecimal() and int(value) < plan.chunks
                 )
                 if not line.endswith(b"\n") or not good:

@@ -31,6 +31,11 @@ class ChunkPlan:
             start, stop = self.range(chunk)
             self.done_rows += stop - start
 
+    def mark_all_done(self) -> None:
+        """Notes that the job had ended."""
+        self._done = bytearray(b"\xff" * len(self._done))
+        self.done_rows = self.rows
+
     def pending(self) -> Iterator[int]:
         """Chunks not done when the iterator comes to them, in file order."""
         return (chunk for chunk in range(self.chunks) if not self.is_done(chunk))

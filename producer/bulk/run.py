@@ -297,7 +297,7 @@ class BulkRun:
             self._sync()
         else:
             self._output.sync()
-            self._journal.remove()
+            self._journal.finish()
         seconds = self._clock() - self._started
         return BulkSummary(
             rows=self._plan.rows,

@@ -19,6 +19,7 @@ from producer.commands.shared import (
     Priority,
     RedisUrl,
     open_client,
+    warn_if_unserved,
 )
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def bulk(
         int | None, typer.Option(min=1, help="Rows of one task; the model's batch by default.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted job; failed rows again.")
+        bool, typer.Option("--resume", help="Go on with an interrupted job, failed rows again.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an output that exists.")
@@ -60,26 +61,30 @@ def bulk(
 
     The workers read and write the files themselves, so both must lie in a folder that they were
     started with as --bulk-root. A job that was interrupted or lost Redis goes on with --resume,
-    unless the model has changed. Exit code 3: some rows failed, listed in OUTPUT.errors.jsonl.
+    unless the model has changed; one that is done is left as it is. Exit code 3: some rows failed,
+    listed in OUTPUT.errors.jsonl.
     """
     from producer.bulk import run_bulk
 
     try:
-        with open_client(redis_url) as client, _progress_bar(model) as progress:
-            summary = run_bulk(
-                client,
-                model,
-                input_path,
-                output_path,
-                window=window,
-                rows_per_task=rows_per_task,
-                resume=resume,
-                overwrite=overwrite,
-                priority=priority,
-                deadline_s=deadline,
-                redis_patience_s=redis_patience,
-                progress=progress,
-            )
+        with open_client(redis_url) as client:
+            client.spec(model)
+            warn_if_unserved(redis_url, model)
+            with _progress_bar(model) as progress:
+                summary = run_bulk(
+                    client,
+                    model,
+                    input_path,
+                    output_path,
+                    window=window,
+                    rows_per_task=rows_per_task,
+                    resume=resume,
+                    overwrite=overwrite,
+                    priority=priority,
+                    deadline_s=deadline,
+                    redis_patience_s=redis_patience,
+                    progress=progress,
+                )
     except KeyboardInterrupt:
         typer.echo(
             "interrupted; the same command with --resume (without --overwrite) goes on from here",
@@ -139,6 +144,11 @@ def _progress_bar(model: str) -> Iterator[Callable[[BulkProgress], None]]:
 def _show(summary: BulkSummary, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(summary._asdict(), default=_text))
+        return
+    if not summary.tasks and not summary.failed:
+        typer.echo(f"already done: all {summary.rows:,} rows were finished before, nothing was run")
+        for path in summary.output_paths:
+            typer.echo(f"output  {path}")
         return
     resumed = f" ({summary.resumed_rows:,} of them done before)" if summary.resumed_rows else ""
     typer.echo(

@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 def models(as_json: AsJson = False, redis_url: RedisUrl = None) -> None:
     """List the models that workers have published."""
-    from producer.catalog import Catalog
+    from producer import keys
+    from producer.catalog import read_published
+    from producer.quote import printable
 
     with open_redis(redis_url) as connection:
-        specs = Catalog(connection, 0.0, time.monotonic).all()
+        specs, unreadable = read_published(connection.hgetall(keys.MODELS))
+    for text in unreadable:
+        typer.secho(f"left out: {printable(text)}", fg=typer.colors.RED, err=True)
     if as_json:
         typer.echo(json.dumps([spec.model_dump(mode="json") for spec in specs]))
         return
@@ -44,7 +48,7 @@ def status(
     """Show queues and workers.
 
     high, normal and low count tasks, also those that workers hold ("running"); oldest is the age
-    of the oldest task; dead counts messages kept because nobody could be told about them.
+    of the oldest task; dead counts dead letters, see `trtq dead list`.
     """
     if watch:
         _watch(redis_url, interval)
@@ -93,7 +97,10 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     redis_url: RedisUrl = None,
 ) -> None:
-    """Remove a model's tasks that no worker holds; their senders get Cancelled."""
+    """Remove a model's tasks that no worker holds, and its dead letters.
+
+    The senders of the tasks get Cancelled.
+    """
     with open_client(redis_url) as client:
         client.spec(model)
     if not yes:

@@ -15,7 +15,11 @@ from producer.commands.shared import RedisUrl, url_for
 
 def worker(
     devices: Annotated[
-        str, typer.Option(help="cpu, GPU indices like 0,1, or all; one process each.")
+        str,
+        typer.Option(
+            help="cpu, all, or GPUs by index (as in nvidia-smi) or UUID, like 0,GPU-8932f937; "
+            "one process each."
+        ),
     ] = "cpu",
     models: Annotated[
         list[Path] | None,
@@ -49,6 +53,14 @@ def worker(
             "0: none.",
         ),
     ] = 0,
+    affinity: Annotated[
+        bool,
+        typer.Option(
+            "--affinity/--no-affinity",
+            envvar="TRTQ_AFFINITY",
+            help="Bind each process to the CPU cores near its GPU, where the driver tells them.",
+        ),
+    ] = True,
     loglevel: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     redis_url: RedisUrl = None,
 ) -> None:
@@ -65,7 +77,7 @@ def worker(
     # By name: the producer is installed and imported without the workers' needs.
     launch = importlib.import_module("workers.launch")
     plans = launch.make_plans(
-        launch.parse_devices(devices),
+        importlib.import_module("workers.devices").parse_devices(devices),
         # Without the option each process reads the environment and its files when it starts.
         redis_url=url if redis_url else None,
         models=_folders(models, "TRTQ_MODELS", "configs/models"),
@@ -73,6 +85,7 @@ def worker(
         name=name,
         infer_threads=infer_threads,
         loglevel=loglevel,
+        affinity=affinity,
     )
     observe = importlib.import_module("workers.observe")
     raise typer.Exit(launch.launch(observe.with_ports(plans, metrics_port)))

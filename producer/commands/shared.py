@@ -73,7 +73,9 @@ class CommandGroup(TyperGroup):
 
 def show_error(code: str, message: str) -> None:
     """One red line on stderr."""
-    line = " ".join(message.split())
+    from producer.quote import printable
+
+    line = printable(" ".join(message.split()))
     typer.secho(f"error [{code}]: {line}", fg=typer.colors.RED, err=True)
 
 
@@ -130,3 +132,19 @@ def open_redis(redis_url: str | None) -> Iterator[redis.Redis]:
     with connect(url) as connection, named_errors(url):
         connection.ping()
         yield connection
+
+
+def warn_if_unserved(redis_url: str | None, model: str) -> None:
+    """One line on stderr if no live worker serves `model`; raises RedisUnavailable."""
+    from producer.inbox import Inbox
+    from producer.link import Link
+
+    with open_redis(redis_url) as connection:
+        workers = Inbox(Link(connection), model).live_workers()
+    if not workers:
+        typer.secho(
+            f"warning: no worker serves model {model!r} now; its tasks wait for one until their "
+            "deadline",
+            fg=typer.colors.YELLOW,
+            err=True,
+        )

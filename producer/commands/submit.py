@@ -8,7 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from producer.commands.shared import Model, Priority, RedisUrl, open_client
+from producer.commands.shared import (
+    Model,
+    Priority,
+    RedisUrl,
+    open_client,
+    warn_if_unserved,
+)
 
 Output = Annotated[Path | None, typer.Option(help="Write the result to this .npy or .npz instead.")]
 
@@ -44,15 +50,21 @@ def submit(
         check_output(output)
     value = read_inputs(inputs, sys.stdin.buffer)
     with open_client(redis_url) as client:
+        outputs = client.spec(model).outputs
         if output is not None and output.suffix == ".npy":
-            _check_single_output(len(client.spec(model).outputs), output)
+            _check_single_output(len(outputs), output)
+        warn_if_unserved(redis_url, model)
         ticket = client.submit(
             model, value, priority=priority, deadline=deadline, timeout=timeout, store=store
         )
         if store:
             typer.echo(f"task {ticket.task_id}", err=True)
         result = ticket.result()
-    _show(result, output)
+    if output is None:
+        _print(result)
+    else:
+        named = result if isinstance(result, dict) else {outputs[0].name: result}
+        _write(output, named)
 
 
 def result(
@@ -66,8 +78,11 @@ def result(
     if output is not None:
         check_output(output)
     with open_client(redis_url) as client:
-        value = client.result(task_id)
-    _show(value, output)
+        value = client.result(task_id, by_name=output is not None)
+    if output is None:
+        _print(value)
+    else:
+        _write(output, value)
 
 
 def _check_single_output(number: int, output: Path) -> None:
@@ -77,10 +92,13 @@ def _check_single_output(number: int, output: Path) -> None:
         raise InvalidInput(f"--output {str(output)!r}: the model has {number} outputs, use a .npz")
 
 
-def _show(value: Any, output: Path | None) -> None:
-    from producer.commands.arrays import to_json, write_outputs
+def _print(value: Any) -> None:
+    from producer.commands.arrays import to_json
 
-    if output is None:
-        typer.echo(to_json(value))
-    else:
-        write_outputs(output, value)
+    typer.echo(to_json(value))
+
+
+def _write(output: Path, named: dict[str, Any]) -> None:
+    from producer.commands.arrays import write_outputs
+
+    write_outputs(output, named)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
+from producer.keys import PRIORITIES
+from producer.letters import DeadLetter
+from producer.quote import printable
 from producer.spec import ModelSpec, TensorSpec
 from producer.status import Status
+from producer.text import one_line, shown_name
+
+LETTER_COLUMNS = ("rows", "deliveries", "size", "age")
 
 
 def models_table(specs: Sequence[ModelSpec]) -> RenderableType:
@@ -17,7 +26,7 @@ def models_table(specs: Sequence[ModelSpec]) -> RenderableType:
     table = _table("model", "inputs", "outputs", right=("max batch", "max rows a task"))
     for spec in specs:
         table.add_row(
-            spec.name,
+            _cell(spec.name),
             _tensors(spec.inputs),
             _tensors(spec.outputs),
             str(spec.max_batch),
@@ -52,21 +61,85 @@ def status_tables(status: Status) -> RenderableType:
     return Group(
         queues if status.queues else "no models: no worker has been here yet",
         workers if status.workers else "no workers",
+        *(Text(f"left out: {printable(text)}", style="red") for text in status.unreadable),
     )
 
 
-def _worker(report: dict[str, Any]) -> list[str]:
+def letters_table(letters: Sequence[tuple[str, DeadLetter]]) -> RenderableType:
+    """Dead letters by model."""
+    table = _table("id", "model", "task", "reason", "priority", right=LETTER_COLUMNS)
+    now_ms = time.time() * 1000
+    for model, letter in letters:
+        table.add_row(
+            letter.letter_id,
+            model,
+            _plain(shown_name(letter.task_id) if letter.task_id else "?"),
+            _plain(one_line(letter.code, 40)),
+            PRIORITIES[letter.priority],
+            str(letter.rows),
+            str(letter.deliveries),
+            size(letter.frame_bytes),
+            seconds(max(0, int(now_ms - letter.died_ms))),
+        )
+    return table if letters else "no dead letters"
+
+
+def letter_table(document: dict[str, Any]) -> RenderableType:
+    """One dead letter, a line for each fact."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+
+    def add(name: str, text: str) -> None:
+        table.add_row(name, _plain(one_line(text, 2000)))
+
+    add("id", document["letter_id"])
+    add("model", document["model"])
+    add("task", shown_name(document["task_id"]) if document["task_id"] else "?")
+    add("reason", document["code"])
+    add("message", document["message"])
+    add("submitted", _moment(document["queued_ms"]))
+    add("given up", _moment(document["died_ms"]))
+    add("priority", document["priority"])
+    add("rows", str(document["rows"]))
+    add("deliveries", str(document["deliveries"]))
+    add("workers", ", ".join(map(shown_name, document["workers"])) or "unknown")
+    add("message size", size(document["frame_bytes"]) + ("" if document["kept"] else ", not kept"))
+    for tensor in document.get("inputs", ()):
+        shape = "x".join(map(str, tensor["shape"])) or "scalar"
+        add("input", f"{shown_name(tensor['name'])}: {tensor['dtype']} {shape}")
+    if reference := document.get("reference"):
+        add("file rows", f"{reference['start']} to {reference['stop']}")
+        for kind in ("inputs", "outputs"):
+            for name, path in reference[kind].items():
+                add(kind[:-1], f"{shown_name(name)}: {path}")
+    if "unreadable" in document:
+        add("task is unreadable", document["unreadable"])
+    return table
+
+
+def _moment(ms: int) -> str:
+    if not ms:
+        return "?"
+    return datetime.fromtimestamp(ms / 1000, tz=timezone.utc).isoformat(" ", "milliseconds")
+
+
+def _plain(text: str) -> Text:
+    # What came from the wire is no markup.
+    return Text(text)
+
+
+def _worker(report: dict[str, Any]) -> list[Text | str]:
     def number(name: str) -> float:
-        value = report.get(name)
-        return value if isinstance(value, int | float) else 0
+        return float(report.get(name, 0))
 
     batches = number("batches")
     return [
-        str(report.get("node") or report.get("name", "?")),
-        str(report.get("host", "?")),
-        str(report.get("device", "?")),
-        ", ".join(map(str, report.get("models", []))),
-        str(report.get("pid", "?")),
+        _cell(report.get("node") or report["name"]),
+        _cell(report.get("host", "?")),
+        _cell(report.get("device", "?")),
+        _cell(", ".join(report.get("models", []))),
+        _cell(report.get("pid", "?")),
         *(f"{number(name):,.0f}" for name in ("tasks_per_s", "rows_per_s", "tasks")),
         f"{number('rows') / batches:.1f}" if batches else "-",
         *(f"{number(name):,.0f}" for name in ("failed", "expired")),
@@ -82,11 +155,18 @@ def _table(*left: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
-def _tensors(tensors: Sequence[TensorSpec]) -> str:
-    return "\n".join(
-        f"{tensor.name}: {tensor.dtype} "
-        + ("x".join("any" if n is None else str(n) for n in tensor.shape) or "scalar")
-        for tensor in tensors
+def _cell(value: object) -> Text:
+    """What others wrote: not read as markup, nothing in it that would steer the terminal."""
+    return Text(printable(str(value)))
+
+
+def _tensors(tensors: Sequence[TensorSpec]) -> Text:
+    return _cell(
+        "\n".join(
+            f"{tensor.name}: {tensor.dtype} "
+            + ("x".join("any" if n is None else str(n) for n in tensor.shape) or "scalar")
+            for tensor in tensors
+        )
     )
 
 

@@ -7,15 +7,33 @@ local function now_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
+-- Bells, turns and live workers are marks that expire within seconds. One that claims to last for minutes was
+-- left before the clock of Redis' machine was set back, and would cover work for as long as that was.
+local MOST_MARK_MS = 60000
+
+local function alive(marks, now)
+  return redis.call('ZCOUNT', marks, now, now + MOST_MARK_MS)
+end
+
+local function is_alive(marks, name, now)
+  local until_ms = tonumber(redis.call('ZSCORE', marks, name) or 0)
+  return until_ms > now and until_ms <= now + MOST_MARK_MS
+end
+
+local function forget_dead(marks, now)
+  redis.call('ZREMRANGEBYSCORE', marks, '-inf', now)
+  redis.call('ZREMRANGEBYSCORE', marks, '(' .. now + MOST_MARK_MS, '+inf')
+end
+
 local function covers(bells, turns, now)
-  return redis.call('ZCOUNT', bells, now, '+inf') + redis.call('ZCOUNT', turns, now, '+inf')
+  return alive(bells, now) + alive(turns, now)
 end
 
 -- Counts a bell and puts its message into the Celery queue in the same step. Producers run it, who may
 -- not expire keys of a model (docs/security.md): the next ring and the next turn drop what is old.
 local function ring(bells, queue, message, now, bell_ttl_ms)
   local id = 'bell-' .. table.concat(redis.call('TIME'), '-')
-  redis.call('ZREMRANGEBYSCORE', bells, '-inf', now)
+  forget_dead(bells, now)
   redis.call('ZADD', bells, now + bell_ttl_ms, id)
   redis.call('LPUSH', queue, (string.gsub(message, '@bell@', id)))
 end

@@ -42,7 +42,7 @@ if added_rows > 0 then
   if covered == 0 then
     needed = 1
   elseif rows + added_rows > covered * tonumber(ARGV[5]) then
-    needed = math.min(1, redis.call('ZCOUNT', workers, now, '+inf') - covered)
+    needed = math.min(1, alive(workers, now) - covered)
   end
   if needed > 0 then
     ring(bells, KEYS[7], ARGV[8], now, tonumber(ARGV[4]))

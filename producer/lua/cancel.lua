@@ -1,5 +1,5 @@
 -- Cancels one task: removed at once if no worker holds it, else left for its worker to see.
--- KEYS  stream, cancelled, load
+-- KEYS  stream, cancelled, load, events
 -- ARGV  group, entry id, expiry of the mark in ms, stream index, the task's rows, its bytes
 -- Returns 1 removed, 0 marked, -1 already answered. Reads no entry: producers may not.
 local stream, group, id = KEYS[1], ARGV[1], ARGV[2]
@@ -16,6 +16,7 @@ end
 if redis.call('XDEL', stream, id) == 0 then
   return -1
 end
-redis.call('HINCRBY', KEYS[3], 'rows', -tonumber(ARGV[5]))
-redis.call('HINCRBY', KEYS[3], 'bytes', -tonumber(ARGV[6]))
+redis.call('HINCRBY', KEYS[3], 'rows', 0 - tonumber(ARGV[5]))
+redis.call('HINCRBY', KEYS[3], 'bytes', 0 - tonumber(ARGV[6]))
+redis.call('HINCRBY', KEYS[4], 'cancelled:unclaimed', 1)
 return 1

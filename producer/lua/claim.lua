@@ -12,7 +12,7 @@ local now = now_ms()
 write_at_maxmemory(turns)
 if ARGV[5] == '1' then
   redis.call('ZPOPMIN', KEYS[1])
-  redis.call('ZREMRANGEBYSCORE', turns, '-inf', now)
+  forget_dead(turns, now)
 end
 redis.call('ZADD', turns, now + lease_ms, consumer)
 redis.call('PEXPIRE', turns, lease_ms * 2)

@@ -1,5 +1,5 @@
 -- The state of one model's queue; with `heal`, rings for work that nobody covers.
--- KEYS  bells, turns, workers, load, dead, bell queue, streams
+-- KEYS  bells, turns, workers, load, dead letters, bell queue, streams
 -- ARGV  group, bell ttl in ms, lease in ms, heal (0 or 1), bell message
 -- Returns {rings, now, bells, turns, workers, rows, bytes, dead, per stream: length, claimed, oldest id}
 local bells, turns, workers = KEYS[1], KEYS[2], KEYS[3]
@@ -7,9 +7,9 @@ local now = now_ms()
 local load = redis.call('HMGET', KEYS[4], 'rows', 'bytes')
 local answer = {
   0, now,
-  redis.call('ZCOUNT', bells, now, '+inf'), redis.call('ZCOUNT', turns, now, '+inf'),
-  redis.call('ZCOUNT', workers, now, '+inf'),
-  tonumber(load[1] or 0), tonumber(load[2] or 0), redis.call('LLEN', KEYS[5]),
+  alive(bells, now), alive(turns, now),
+  alive(workers, now),
+  tonumber(load[1] or 0), tonumber(load[2] or 0), redis.call('XLEN', KEYS[5]),
 }
 local uncovered = false
 for index = 7, #KEYS do

@@ -1,30 +1,32 @@
 -- Answers, acknowledges and deletes in one step. Whoever acknowledges an entry first answers it;
 -- a later answer to the same entry (from a worker that lost its lease) is dropped.
--- KEYS  load, cancelled, dead, streams (3), reply lists, result keys
--- ARGV  group, reply expiry in s, dead list limit,
+-- KEYS  load, cancelled, dead letters, their bytes, holders, streams (3), reply lists, result keys
+-- ARGV  group, reply expiry in s, msgpack {most dead letters, their most bytes, their expiry in s},
 --       msgpack array of five facts per entry: stream index, id, reply list index or -1, rows,
---       bytes; msgpack array of {entry number from 0, its result key's place in KEYS or 0, store in s, dead record
---       or ''} for those that are kept; then each entry's reply frame
--- Returns {answered, dropped}
-local load, cancelled, dead = KEYS[1], KEYS[2], KEYS[3]
+--       bytes; msgpack array of {entry number from 0, its result key's place in KEYS or 0, store in s,
+--       fields of a dead letter or ''} for those that are kept; then each entry's reply frame
+-- Returns {answered, {entry number of each dropped answer}, {{task id, code, reason} of each old
+-- dead letter that went}}
+local load, cancelled, letters, holders = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
 local group = ARGV[1]
 local facts, kept = cmsgpack.unpack(ARGV[4]), {}
 for _, one in ipairs(cmsgpack.unpack(ARGV[5])) do
   kept[one[1]] = one
 end
-local frames, answered, dropped, rows, bytes = {}, 0, 0, 0, 0
+local frames, answered, dropped, old_letters, rows, bytes = {}, 0, {}, {}, 0, 0
 local ids = {{}, {}, {}}
-local marks = redis.call('EXISTS', cancelled) == 1
+local marks = redis.call('EXISTS', cancelled, holders) > 0
 for number = 0, #facts / 5 - 1 do
   local first = number * 5
   local stream_index, id, reply_index = facts[first + 1] + 1, facts[first + 2], facts[first + 3]
   local reply = ARGV[6 + number]
-  if redis.call('XACK', KEYS[3 + stream_index], group, id) == 1 then
+  if redis.call('XACK', KEYS[5 + stream_index], group, id) == 1 then
     answered = answered + 1
     local deleted = ids[stream_index]
     deleted[#deleted + 1] = id
     if marks then
       redis.call('ZREM', cancelled, facts[first + 1] .. ':' .. id)
+      redis.call('HDEL', holders, facts[first + 1] .. ':' .. id)
     end
     rows = rows + facts[first + 4]
     bytes = bytes + facts[first + 5]
@@ -41,28 +43,30 @@ for number = 0, #facts / 5 - 1 do
       redis.call('SET', KEYS[keep[2]], reply, 'EX', keep[3])
     end
     if keep and keep[4] ~= '' then
-      redis.call('LPUSH', dead, keep[4])
-      redis.call('LTRIM', dead, 0, tonumber(ARGV[3]) - 1)
+      local limits = cmsgpack.unpack(ARGV[3])
+      local entry = redis.call('XRANGE', KEYS[5 + stream_index], id, id)[1]
+      local frame = entry and field_of(entry[2], 'd')
+      keep_letter(letters, KEYS[4], keep[4], frame, limits[1], limits[2], limits[3], old_letters)
     end
   else
-    dropped = dropped + 1
+    dropped[#dropped + 1] = number
   end
 end
 for stream_index, deleted in ipairs(ids) do
   for first = 1, #deleted, 1000 do
-    redis.call('XDEL', KEYS[3 + stream_index], unpack(deleted, first, math.min(first + 999, #deleted)))
+    redis.call('XDEL', KEYS[5 + stream_index], unpack(deleted, first, math.min(first + 999, #deleted)))
   end
 end
 for reply_index, joined in pairs(frames) do
-  local key = KEYS[7 + reply_index]
+  local key = KEYS[9 + reply_index]
   redis.call('RPUSH', key, table.concat(joined))
   redis.call('EXPIRE', key, ARGV[2])
 end
 if answered > 0 then
-  local left = redis.call('HINCRBY', load, 'rows', -rows)
-  redis.call('HINCRBY', load, 'bytes', -bytes)
-  if left <= 0 and redis.call('XLEN', KEYS[4]) + redis.call('XLEN', KEYS[5]) + redis.call('XLEN', KEYS[6]) == 0 then
+  local left = redis.call('HINCRBY', load, 'rows', 0 - rows)
+  redis.call('HINCRBY', load, 'bytes', 0 - bytes)
+  if left <= 0 and redis.call('XLEN', KEYS[6]) + redis.call('XLEN', KEYS[7]) + redis.call('XLEN', KEYS[8]) == 0 then
     redis.call('DEL', load)
   end
 end
-return {answered, dropped}
+return {answered, dropped, old_letters}

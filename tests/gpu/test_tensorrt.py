@@ -93,14 +93,17 @@ def test_slots_at_once(plan: bytes, tmp_path: Path) -> None:
 
     def work(seed: int) -> None:
         slot = engine.make_slot()
-        slot.activate()
-        random = np.random.default_rng(seed)
         try:
+            slot.activate()
+            random = np.random.default_rng(seed)
             for _ in range(200):
                 rows = random.random((int(random.integers(1, 65)), WIDTH), dtype=np.float32)
                 found = run_once(engine, slot, rows)
                 if not np.allclose(found, reference_by_rows[seed](rows), rtol=5e-3, atol=5e-3):
                     wrong.append(f"slot {seed}, {len(rows)} rows")
+        except BaseException as failure:
+            wrong.append(f"slot {seed}: {failure!r}")
+            raise
         finally:
             slot.close()
 

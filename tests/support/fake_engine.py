@@ -110,6 +110,10 @@ class FakeEngine:
         """As the ONNX engine."""
         return sorted({1, max_batch})
 
+    def padded_rows(self, rows: int) -> int:
+        """No padding."""
+        return rows
+
     def make_slot(self) -> FakeSlot:
         """A new slot, also appended to `slots`."""
         with self._lock:

@@ -25,6 +25,11 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
     raise AssertionError(f"not within {seconds} s: {condition}")
 
 
+def children(pid: int) -> list[int]:
+    """Processes that the main thread of `pid` has started and not yet waited for."""
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 class WorkerHandle:
     """A running Celery worker process and its log."""
 
@@ -70,17 +75,37 @@ def start_worker(
     name: str = "cpu",
     queues: str = "",
     concurrency: int = 1,
+    pool: str = "threads",
     log: Path | None = None,
     wait: bool = True,
     app: str = "workers.app",
     **env: str,
 ) -> WorkerHandle:
     """Starts `celery -A workers.app worker`; `env` adds TRTQ_ variables, lower case without it."""
-    variables = {f"TRTQ_{key.upper()}": value for key, value in env.items()}
     command = [sys.executable, "-m", "celery", "-A", app, "worker", "-n", f"{name}@%h"]
-    command += ["-P", "threads", "-c", str(concurrency), "--without-gossip", "--without-mingle"]
+    command += ["-P", pool, "-c", str(concurrency), "--without-gossip", "--without-mingle"]
     command += ["--loglevel", "info"] + (["-Q", queues] if queues else [])
     log = log or models / f"worker-{name}-{time.monotonic_ns()}.log"
+    handle = _start(command, redis_url, models, log, env)
+    if wait:
+        try:
+            handle.wait_ready()
+        except BaseException:
+            handle.process.kill()
+            raise
+    return handle
+
+
+def start_supervised(redis_url: str, models: Path, app: str, **env: str) -> WorkerHandle:
+    """Starts the supervisor with one worker of `app`; the handle is the supervisor's."""
+    command = [sys.executable, "-m", "tests.support.supervised", app, redis_url, str(models)]
+    return _start(command, redis_url, models, models / f"{time.monotonic_ns()}.log", env)
+
+
+def _start(
+    command: list[str], redis_url: str, models: Path, log: Path, env: dict[str, str]
+) -> WorkerHandle:
+    variables = {f"TRTQ_{key.upper()}": value for key, value in env.items()}
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -95,11 +120,4 @@ def start_worker(
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    handle = WorkerHandle(process, log)
-    if wait:
-        try:
-            handle.wait_ready()
-        except BaseException:
-            process.kill()
-            raise
-    return handle
+    return WorkerHandle(process, log)

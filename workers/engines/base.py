@@ -19,6 +19,11 @@ Array: TypeAlias = npt.NDArray[Any]
 
 #: Parts of a batch on a device, in their order on the stream.
 DEVICE_STAGES = ("h2d", "execute", "d2h")
+#: Functions of a model's own on the host, before and after the engine (see hooks.py).
+PREPROCESS = "preprocess"
+POSTPROCESS = "postprocess"
+#: All that `Slot.stage_ms` may hold, in the order of their work.
+RUN_STAGES = (PREPROCESS, *DEVICE_STAGES, POSTPROCESS)
 
 
 class EngineSpec(NamedTuple):
@@ -42,7 +47,7 @@ class Slot(Protocol):
 
     @property
     def stage_ms(self) -> Mapping[str, float]:
-        """Device time in ms of each of DEVICE_STAGES in the last run; empty if unknown."""
+        """Time in ms of those of RUN_STAGES that were measured in the last run."""
 
     def close(self) -> None:
         """Free the slot's memory. Runs in the slot's thread."""
@@ -65,6 +70,9 @@ class Engine(Protocol):
     def warm_sizes(self, max_batch: int) -> Sequence[int]:
         """Batch sizes, up to `max_batch`, that a slot should run before it serves."""
 
+    def padded_rows(self, rows: int) -> int:
+        """Rows that are computed for a batch of `rows` rows: more where `run` fills batches up."""
+
     def make_slot(self) -> Slot:
         """A new slot; raises EngineFailed when its memory cannot be had."""
 
@@ -72,7 +80,8 @@ class Engine(Protocol):
         """Run the first `rows` rows of the slot's input buffers.
 
         Returns output arrays of shape (rows, ...), which stay valid until the slot's next run.
-        Raises EngineFailed; after it the slot is usable again. Several slots may run at once.
+        Raises EngineFailed, or HookFailed where the model has hooks; after it the slot is usable
+        again. Several slots may run at once.
         """
 
     def close(self) -> None:

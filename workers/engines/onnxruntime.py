@@ -185,6 +185,10 @@ class OnnxRuntimeEngine:
         """The smallest and the largest: memory is allocated then."""
         return sorted({1, max_batch})
 
+    def padded_rows(self, rows: int) -> int:
+        """`rows`: every size runs as it is."""
+        return rows
+
     def make_slot(self) -> OnnxRuntimeSlot:
         """A slot with buffers for `max_batch` rows. Raises EngineFailed without memory for it."""
         rows = self._max_batch if self._capacity is None else self._capacity
@@ -251,7 +255,7 @@ class OnnxRuntimeEngine:
                     f"{what} has a batch axis fixed to {batch}: export it with a dynamic batch axis"
                 )
             fixed.add(batch)
-        shape = tuple(size if isinstance(size, int) else None for size in row)
+        shape = tuple(size if isinstance(size, int) and size >= 0 else None for size in row)
         return TensorSpec(name=node.name, dtype=dtype, shape=shape)
 
 

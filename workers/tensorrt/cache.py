@@ -44,7 +44,7 @@ class PlanCache:
         try:
             noted = json.loads(self._sidecar(key).read_text(encoding="utf-8"))
             data = self.path(key).read_bytes()
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         wanted = _note(data, facts)
         if noted != wanted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from producer.errors import EngineFailed
@@ -13,6 +13,7 @@ from workers.tensorrt.profiles import Shape
 
 #: Shapes and CUDA graphs that are remembered; more kinds of batches than that gain nothing.
 _KEPT = 256
+_NO_LOCK = nullcontext()
 
 _Key = tuple[tuple[Shape, ...], tuple[int, ...]]
 
@@ -21,7 +22,8 @@ class PlanContext:
     """Shapes, addresses and enqueueing of one execution context. One thread at a time.
 
     `calls` is held around every call into TensorRT (see Flavor.calls). With `capture`, a kind of
-    batch (its shapes and addresses) that comes again is captured as a CUDA graph.
+    batch (its shapes and addresses) that comes again is captured as a CUDA graph. `capturing` is
+    held meanwhile: no execution context may be made then.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class PlanContext:
         outputs: tuple[str, ...],
         calls: AbstractContextManager[Any],
         capture: Capture | None = None,
+        capturing: AbstractContextManager[Any] = _NO_LOCK,
     ) -> None:
         self._context = context
         self._inputs = inputs
@@ -38,6 +41,7 @@ class PlanContext:
         self._calls = calls
         self._capture = capture
         self._captures = capture is not None
+        self._capturing = capturing
         # The next batch's, and what TensorRT was told: a batch that is a graph needs no telling.
         self._shapes: tuple[Shape, ...] = ()
         self._addresses: dict[str, int] = {}
@@ -98,7 +102,8 @@ class PlanContext:
         if key not in self._seen:
             _remember(self._seen, key, None)
             return
-        graph = self._capture.record(stream, lambda: self._execute(stream))
+        with self._capturing:
+            graph = self._capture.record(stream, lambda: self._execute(stream))
         if graph is None:
             # What cannot be captured once never can: it may wait for the host in between.
             self._captures = False

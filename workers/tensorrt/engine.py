@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from producer.errors import ConfigError, EngineFailed, OutOfDeviceMemory
 from workers.engines.base import Array, EngineSpec
+from workers.ranges import NO_RANGES, Ranges
 from workers.tensorrt.bindings import Bindings, ProfileBounds, read_bindings
 from workers.tensorrt.cache import PlanCache, default_cache
 from workers.tensorrt.context import PlanContext
@@ -21,7 +22,7 @@ from workers.tensorrt.kernels import KernelCache
 from workers.tensorrt.loading import Loaded, load_plan
 from workers.tensorrt.memory import Budget
 from workers.tensorrt.outputs import OutputAllocator
-from workers.tensorrt.padding import padded_sizes
+from workers.tensorrt.padding import padded, padded_sizes
 from workers.tensorrt.provide import Plan, provide_plan
 from workers.tensorrt.slot import SlotParts, TensorRTSlot
 
@@ -55,6 +56,7 @@ class TensorRTEngine:
         cache: PlanCache | None = None,
         driver: Driver | None = None,
         flavor: Flavor | None = None,
+        ranges: Ranges = NO_RANGES,
     ) -> None:
         self._read_plan = read_plan
         self._max_batch = max_batch
@@ -64,12 +66,16 @@ class TensorRTEngine:
         self._pinned = Budget(pinned_limit_bytes)
         self._driver: Driver = driver or PyCudaDriver()
         self._flavor = flavor
+        self._ranges = ranges
         self._plan: Loaded | None = None
         self._bindings: Bindings | None = None
+        self._slot_rows = max_batch
+        self._sizes: Sequence[int] = ()
         self._kernels: KernelCache | None = None
         self._capture: Capture | None = None
         self._opened = False
-        # TensorRT makes contexts of one engine one at a time.
+        # TensorRT makes contexts of one engine one at a time, and not while a stream is captured:
+        # it waits for the whole device then, which CUDA refuses.
         self._making = threading.Lock()
 
     def load(self) -> None:
@@ -86,10 +92,12 @@ class TensorRTEngine:
             where = str(plan.path)
             self._plan = load_plan(flavor, plan.data, where)
             self._bindings = read_bindings(flavor.module, self._plan.engine, where)
+            self._slot_rows = min(self._max_batch, self._bindings.max_batch)
+            self._sizes = padded_sizes(self._slot_rows) if self._graphs else ()
             self._check_memory(where)
             if flavor.is_rtx and self._cache is not None:
                 self._kernels = KernelCache(self._cache, plan.key)
-            if self._graphs:
+            if self._graphs and not flavor.is_rtx:
                 self._capture = find_capture()
         log.info("%s loaded by %s %s", where, flavor.name, flavor.version)
 
@@ -112,6 +120,10 @@ class TensorRTEngine:
         """The sizes that batches are filled up to: kernels and graphs are made for each."""
         return padded_sizes(max_batch) if self._graphs else sorted({1, max_batch})
 
+    def padded_rows(self, rows: int) -> int:
+        """The size that a batch of `rows` rows is filled up to."""
+        return padded(rows, self._sizes)
+
     def make_slot(self) -> TensorRTSlot:
         """A slot; it allocates in `activate`, which its own thread calls."""
         assert self._flavor is not None
@@ -123,9 +135,9 @@ class TensorRTEngine:
             self._new_context,
             lambda buffer: OutputAllocator(module, buffer),
             self._keep_kernels,
+            self._ranges,
         )
-        rows = min(self._max_batch, bindings.max_batch)
-        return TensorRTSlot(parts, rows, padded_sizes(rows) if self._graphs else ())
+        return TensorRTSlot(parts, self._slot_rows, self._sizes)
 
     def run(self, slot: TensorRTSlot, rows: int) -> Mapping[str, Array]:
         """Runs `rows` rows of the slot's inputs; see Engine.run."""
@@ -156,18 +168,14 @@ class TensorRTEngine:
         with self._making, calls:
             context = self._make_context(self._flavor, profile, stream)
         inputs, outputs = (tuple(t.name for t in tensors) for tensors in spec)
-        return PlanContext(context, inputs, outputs, calls, self._capture)
+        return PlanContext(context, inputs, outputs, calls, self._capture, self._making)
 
     def _make_context(self, flavor: Flavor, profile: ProfileBounds, stream: int) -> Any:
         assert self._plan is not None
         engine = self._plan.engine
         if flavor.is_rtx:
             options = engine.create_runtime_config()
-            if self._capture is not None:
-                # A graph keeps the kernels that it was captured with: they must be the final ones.
-                eager = flavor.module.DynamicShapesKernelSpecializationStrategy.EAGER
-                options.dynamic_shapes_kernel_specialization_strategy = eager
-            elif self._graphs:
+            if self._graphs:
                 strategy = flavor.module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
                 options.cuda_graph_strategy = strategy
             if self._kernels is not None:
@@ -201,7 +209,7 @@ class TensorRTEngine:
             )
 
 
-def make_engine(config: ModelConfig) -> TensorRTEngine:
+def make_engine(config: ModelConfig, *, ranges: Ranges = NO_RANGES) -> TensorRTEngine:
     """The engine of a model configuration, not yet loaded.
 
     A path that ends in .engine or .plan is a finished plan; an .onnx file is built first, or
@@ -220,6 +228,7 @@ def make_engine(config: ModelConfig) -> TensorRTEngine:
         slots=config.slots,
         pinned_limit_bytes=pinned_limit_bytes(),
         cache=cache,
+        ranges=ranges,
     )
 
 

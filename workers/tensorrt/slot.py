@@ -9,6 +9,7 @@ from typing import NamedTuple
 from producer.errors import EngineFailed
 from producer.spec import TensorSpec
 from workers.engines.base import DEVICE_STAGES, Array, numpy_dtype
+from workers.ranges import NO_RANGES, Ranges
 from workers.tensorrt.bindings import Bindings, ProfileBounds
 from workers.tensorrt.context import PlanContext
 from workers.tensorrt.cuda import DeviceMemory, Driver, PinnedMemory, Stream
@@ -16,6 +17,8 @@ from workers.tensorrt.memory import Budget, GrowingBuffer
 from workers.tensorrt.outputs import OutputAllocator
 from workers.tensorrt.padding import padded
 from workers.tensorrt.profiles import Shape
+
+_H2D, _EXECUTE, _D2H = DEVICE_STAGES
 
 
 class _Tensor:
@@ -60,6 +63,7 @@ class SlotParts(NamedTuple):
     new_context: Callable[[ProfileBounds, int], PlanContext]
     new_allocator: Callable[[GrowingBuffer[DeviceMemory]], OutputAllocator]
     context_made: Callable[[], None]
+    ranges: Ranges = NO_RANGES
 
 
 class TensorRTSlot:
@@ -119,7 +123,7 @@ class TensorRTSlot:
         Raises EngineFailed for shapes outside every profile (before anything is enqueued) and
         where TensorRT refuses; OutOfDeviceMemory; DeviceLost.
         """
-        stream = self._stream
+        stream, ranges = self._stream, self._parts.ranges
         if stream is None:
             raise EngineFailed("the slot is not active: call activate in its thread")
         shapes = self._shapes(rows)
@@ -147,10 +151,13 @@ class TensorRTSlot:
                 addresses[name] = self._outputs[name].address(shape)
         context.bind(addresses)
         stream.mark(0)
-        for name, shape in shapes.items():
-            self._copy_in(stream, name, shape, addresses[name])
+        with ranges.open(_H2D, size):
+            for name, shape in shapes.items():
+                self._copy_in(stream, name, shape, addresses[name])
         stream.mark(1)
-        if not context.enqueue(stream.handle):
+        with ranges.open(_EXECUTE, size):
+            enqueued = context.enqueue(stream.handle)
+        if not enqueued:
             # What was enqueued may still read the buffers.
             stream.wait()
             refused = next((a.failure for a in self._allocators.values() if a.failure), None)
@@ -160,10 +167,11 @@ class TensorRTSlot:
             stream.wait()
             outputs = {**outputs, **self._late_shapes(late)}
         found = {}
-        for name, shape in outputs.items():
-            found[name] = target = self._outputs[name].view(shape)
-            if target.nbytes:
-                stream.copy_out(target, self._outputs[name].address(shape))
+        with ranges.open(_D2H, size):
+            for name, shape in outputs.items():
+                found[name] = target = self._outputs[name].view(shape)
+                if target.nbytes:
+                    stream.copy_out(target, self._outputs[name].address(shape))
         stream.mark(3)
         stream.wait()
         if not late:

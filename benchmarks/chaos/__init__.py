@@ -1,0 +1,1 @@
+"""Fault injection under load: `python -m benchmarks.chaos --json chaos.json`."""

@@ -1,0 +1,61 @@
+"""The client's sender: a model whose queue is full keeps no other model's tasks back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import redis
+
+from producer import Client, keys, outbox
+from producer.errors import QueueFull
+from producer.spec import ModelSpec, TensorSpec
+from tests.support.processes import until
+
+X = (TensorSpec(name="x", dtype="uint8", shape=(4,)),)
+ROW = np.zeros(4, np.uint8)
+ROOM = 8
+SHARE = 16
+
+
+def publish(connection: redis.Redis, name: str, **limits: int) -> None:
+    spec = ModelSpec(name=name, inputs=X, outputs=X, max_batch=8, max_rows_per_task=1, **limits)
+    connection.hset(keys.MODELS, name, spec.model_dump_json())
+
+
+def test_a_full_queue_keeps_no_other_model_back(
+    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_CARRIED_TASKS", SHARE)
+    publish(connection, "full", queue_max_rows=ROOM)
+    publish(connection, "free")
+    with Client(redis_url) as client:
+        # Nobody serves it: what has no room waits in the client, up to the model's share.
+        waiting = [client.submit("full", ROW, timeout=2.0) for _ in range(ROOM + SHARE)]
+        until(lambda: client.may_wait("full"))
+        with pytest.raises(QueueFull, match="16 for model 'full'"):
+            client.submit("full", ROW, timeout=0.1)
+        accepted = [client.submit("free", ROW, timeout=0.0) for _ in range(100)]
+        until(lambda: all(ticket.entry_id for ticket in accepted))
+        assert connection.xlen(keys.model_keys("free").normal) == 100
+        refused = [error for t in waiting[ROOM:] if (error := t.exception(10))]
+        assert {type(error) for error in refused} == {QueueFull}
+        assert connection.xlen(keys.model_keys("full").normal) == ROOM
+        # Room again: what is submitted now goes in at once.
+        connection.delete(*keys.model_keys("full"))
+        until(lambda: not client.may_wait("full"))
+        again = client.submit("full", ROW)
+        until(lambda: again.entry_id)
+
+
+def test_what_waits_keeps_its_order(redis_url: str, connection: redis.Redis) -> None:
+    publish(connection, "full", queue_max_rows=ROOM)
+    stream = keys.model_keys("full").normal
+    with Client(redis_url) as client:
+        tickets = [client.submit("full", ROW) for _ in range(3 * ROOM)]
+        for batch in range(3):
+            mine = tickets[batch * ROOM : (batch + 1) * ROOM]
+            until(lambda mine=mine: all(ticket.entry_id for ticket in mine))
+            assert [entry_id for entry_id, _ in connection.xrange(stream)] == [
+                ticket.entry_id for ticket in mine
+            ]
+            connection.delete(*keys.model_keys("full"))
