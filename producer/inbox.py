@@ -118,8 +118,7 @@ class Inbox:
             SEEN_S,
             BELL_TTL_MS,
             spec.cover_rows,
-            spec.queue_max_rows,
-            spec.queue_max_bytes,
+            *spec.queue_limits(priority),
             self._bell("work"),
         ]
         args.append(_packed([rows for rows, _ in tasks]))
@@ -145,9 +144,9 @@ class Inbox:
 
     # The worker's side.
 
-    def enter(self, consumer: str, count: int = 0) -> Claim:
+    def enter(self, consumer: str, count: int = 0, first: int = 0) -> Claim:
         """Starts a turn: takes a bell, covers the model, and claims as `claim` does."""
-        return self._claim(consumer, count, 0, enter=True)
+        return self._claim(consumer, count, first, enter=True)
 
     def claim(self, consumer: str, count: int, first: int = 0) -> Claim:
         """Claims entries of about `count` rows without waiting, the most urgent stream first.

@@ -16,6 +16,7 @@ from producer.connection import LINK_ERRORS, PASSING_ERRORS, access_denied, redi
 from producer.errors import QueueFull, RedisUnavailable, TrtqError
 from producer.events import count_event
 from producer.inbox import Inbox
+from producer.keys import PRIORITIES
 from producer.link import Link
 from producer.spec import ModelSpec
 from producer.ticket import Ticket
@@ -210,7 +211,7 @@ class Outbox:
                 if letter.ticket.failed():
                     self._take_back(inbox, letter)
             elif self._clock() >= letter.give_up_s or self._stop.is_set():
-                self._refuse(letter, _full(spec))
+                self._refuse(letter, _full(spec, priority))
             else:
                 again.append(letter)
         return again
@@ -264,8 +265,9 @@ class Outbox:
             count_event(self._link, model, "refused", code, times)
 
 
-def _full(spec: ModelSpec) -> QueueFull:
+def _full(spec: ModelSpec, priority: int) -> QueueFull:
+    rows, size_bytes = spec.queue_limits(priority)
     return QueueFull(
-        f"the queue of model {spec.name!r} is full ({spec.queue_max_rows} rows or "
-        f"{spec.queue_max_bytes} bytes); try later, allow a longer timeout, or add workers"
+        f"the queue of model {spec.name!r} is full for tasks of priority {PRIORITIES[priority]!r} "
+        f"({rows} rows or {size_bytes} bytes); try later, allow a longer timeout, or add workers"
     )
