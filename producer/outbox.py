@@ -25,7 +25,6 @@ log = logging.getLogger("trtq.outbox")
 
 _FLUSH_TASKS = 512
 _FLUSH_BYTES = 4 << 20
-_CARRIED_TASKS = 4096
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 _FULL_RETRY_S = 0.02
 _IDLE_S = 1.0
@@ -65,6 +64,8 @@ class Outbox:
         self._in_flight = in_flight
         self._sleep = sleep
         self._queue: queue.SimpleQueue[Letter | None] = queue.SimpleQueue()
+        #: Tasks that a full queue refused and that the sender will try again.
+        self._carried = 0
         self._room = threading.Condition()
         self._inboxes: dict[str, Inbox] = {}
         self._flush = 0
@@ -80,7 +81,7 @@ class Outbox:
 
     def has_room(self) -> bool:
         """True if `put` would not wait now."""
-        return self._queue.qsize() < self._max_unsent
+        return self._queue.qsize() + self._carried < self._max_unsent
 
     def put(self, letter: Letter) -> None:
         """Hands a task to the sender; raises QueueFull if it has no room until `give_up_s`."""
@@ -132,17 +133,25 @@ class Outbox:
         carried: list[Letter] = []
         while not (self._stop.is_set() and self._queue.empty() and not carried):
             letters = [letter for letter in carried if not letter.ticket.done()]
-            if len(letters) < _CARRIED_TASKS:
-                letters += self._collect(wait=not letters)
+            # However many wait for room: what comes now may be for another queue, or more urgent.
+            letters += self._collect(wait=not letters)
             carried = []
             groups: dict[tuple[str, int], list[Letter]] = {}
             for letter in letters:
                 groups.setdefault((letter.spec.name, letter.ticket.priority), []).append(letter)
             for group in groups.values():
                 carried += self._send_in_parts(group)
+            self._carry(len(carried))
             self._count_refused()
             if len(carried) >= len(letters) and carried:
                 self._stop.wait(_FULL_RETRY_S)
+
+    def _carry(self, tasks: int) -> None:
+        fewer = tasks < self._carried
+        self._carried = tasks
+        if fewer:
+            with self._room:
+                self._room.notify_all()
 
     def _collect(self, *, wait: bool) -> list[Letter]:
         letters: list[Letter] = []

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from producer import Client, keys
+from producer.config import ProducerSettings
 from producer.errors import QueueFull
 from producer.inbox import Inbox, Settlement
 from producer.keys import PRIORITIES
@@ -93,6 +94,41 @@ def test_the_error_tells_the_limit_of_the_priority(connection: redis.Redis, redi
         assert len(refused) == 5
         with pytest.raises(QueueFull, match=r"priority 'low' \(90 rows"):
             refused[0].result(0)
+
+
+def test_many_waiting_tasks_hold_up_no_other_of_their_client(
+    connection: redis.Redis, redis_url: str
+) -> None:
+    for name in ("m", "other"):
+        spec = WIDE.model_copy(update={"name": name})
+        connection.hset(keys.MODELS, name, spec.model_dump_json())
+    with Client(redis_url) as client:
+        flood = [client.submit("m", [1], priority="low", timeout=60) for _ in range(6000)]
+        later = [
+            client.submit("m", [1], priority="high", timeout=60),
+            client.submit("other", [1], priority="low", timeout=60),
+        ]
+        until(lambda: all(ticket.accepted() for ticket in later))
+        assert not any(ticket.done() for ticket in later)
+        assert sum(ticket.accepted() for ticket in flood) == 90
+
+
+def test_what_waits_counts_as_unsent(connection: redis.Redis, redis_url: str) -> None:
+    connection.hset(keys.MODELS, "m", WIDE.model_dump_json())
+    settings = ProducerSettings(client_max_unsent=20)
+    with Client(redis_url, settings=settings) as client:
+        flood = [client.submit("m", [1], priority="low", timeout=60) for _ in range(110)]
+
+        def refused() -> str:
+            try:
+                client.submit("m", [1], timeout=0)
+            except QueueFull as failure:
+                return str(failure)
+            return ""
+
+        assert "20 tasks of this client" in until(refused)
+        assert all(ticket.cancel() for ticket in flood[90:])
+        client.submit("m", [1], timeout=10)
 
 
 def test_every_stream_gets_its_claims() -> None:
