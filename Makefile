@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu ops-test check bench chaos flower secrets stack fuzz clean
+.PHONY: demo test test-gpu ops-test check bench chaos overload soak flower secrets stack fuzz clean
 
 FLOWER_ADDRESS ?= 127.0.0.1
 FLOWER_PORT ?= 5555
@@ -39,6 +39,12 @@ bench: $(VENV)/.made
 
 chaos: $(VENV)/.made
 	$(BIN)/python -m benchmarks.chaos --json chaos.json
+overload: $(VENV)/.made
+	$(BIN)/python -m benchmarks.overload --json benchmarks-overload.json
+
+SOAK_SECONDS ?= 600
+soak: $(VENV)/.made
+	$(BIN)/python -m benchmarks.soak --seconds $(SOAK_SECONDS) --json benchmarks-soak.json
 
 # Guided by coverage where atheris (the extra `fuzz`) is installed; FUZZ_SECONDS=3600 for longer.
 FUZZ_SECONDS ?= 300

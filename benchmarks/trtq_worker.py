@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,11 +68,17 @@ def trtq_worker(
     device: str = "cpu",
     ready_s: float = 60.0,
     metrics_port: int = 0,
+    env: Mapping[str, str] | None = None,
+    more_models: Sequence[dict[str, Any]] = (),
 ) -> Iterator[TrtqWorker]:
-    """A worker that serves `model` (the fields of its YAML file) until the block ends."""
+    """A worker that serves `model` (the fields of its YAML file) until the block ends.
+
+    It serves `more_models` too, and has `env` beside its own environment.
+    """
     models = folder / "models"
     models.mkdir(exist_ok=True)
-    (models / f"{model['name']}.yaml").write_text(yaml.safe_dump(model))
+    for one in (model, *more_models):
+        (models / f"{one['name']}.yaml").write_text(yaml.safe_dump(one))
     (plan,) = make_plans(
         parse_devices(device),
         redis_url=url,
@@ -82,8 +88,8 @@ def trtq_worker(
         loglevel="warning",
     )
     connection = connect(url)
-    env = {**plan.env, "TRTQ_METRICS_PORT": str(metrics_port)}
-    with Service("trtq-worker", plan.command, folder, env) as service:
+    variables = {**plan.env, "TRTQ_METRICS_PORT": str(metrics_port), **(env or {})}
+    with Service("trtq-worker", plan.command, folder, variables) as service:
         inbox = Inbox(Link(connection), model["name"])
         service.wait_until(lambda: inbox.look().workers, ready_s)
         yield TrtqWorker(service, connection)

@@ -14,7 +14,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY producer ./producer
 COPY workers ./workers
 RUN python3 -m venv /opt/trtq \
-    && /opt/trtq/bin/pip install --no-cache-dir ".[${EXTRA},metrics,bulk]" 'cuda-bindings>=13,<14'
+    && /opt/trtq/bin/pip install --no-cache-dir ".[${EXTRA},cpu,metrics,bulk]" 'cuda-bindings>=13,<14'
 
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 RUN apt-get update \

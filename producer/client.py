@@ -107,7 +107,7 @@ class Client:
             with named_errors(self.redis_url):
                 self._mailbox.start()
             self._outbox.start()
-            _tell_child(self)
+            _STARTED.add(self)
             self._open = True
         return self
 
@@ -120,6 +120,7 @@ class Client:
             if not self._open:
                 return
             self._open = False
+            _STARTED.discard(self)
             if self._forked:
                 # Its threads and connections are the parent's, which goes on using them.
                 return
@@ -385,13 +386,14 @@ class Client:
             raise ConfigError("this client was made before a fork: make a new one in the child")
 
 
-def _tell_child(client: Client) -> None:
-    """After a fork the client in the child knows it: a flag costs less than os.getpid a call."""
-    known = weakref.ref(client)
+# One hook a process: Python keeps every hook that was ever registered.
+_STARTED: weakref.WeakSet[Client] = weakref.WeakSet()
 
-    def mark() -> None:
-        found = known()
-        if found is not None:
-            found._forked = True
 
-    os.register_at_fork(after_in_child=mark)
+def _tell_children() -> None:
+    """After a fork the clients in the child know it: a flag costs less than os.getpid a call."""
+    for client in list(_STARTED):
+        client._forked = True
+
+
+os.register_at_fork(after_in_child=_tell_children)

@@ -77,7 +77,7 @@ class ProducerSettings(RedisSettings):
     default_deadline_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     #: How long `submit` may wait for room in a full queue when it names no timeout.
     default_timeout_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
-    #: Tasks that may wait inside the client for the sender thread.
+    #: Tasks that may wait inside the client to be sent, also those that a full queue refused.
     client_max_unsent: int = Field(default=10_000, ge=1)
     #: How long a stored result is kept.
     store_s: int = Field(default=3600, ge=1)

@@ -150,6 +150,7 @@ class DeadLetters:
         )
         frame = encode_task(task)
         _check(spec, task, frame)
+        most_rows, most_bytes = spec.queue_limits(letter.priority)
         k = self._keys
         answer = self._link.script(
             "requeue",
@@ -159,7 +160,7 @@ class DeadLetters:
             ),
             [
                 *(keys.GROUP, letter.letter_id, task.rows),
-                *(spec.queue_max_rows, spec.queue_max_bytes, BELL_TTL_MS),
+                *(most_rows, most_bytes, BELL_TTL_MS),
                 *(bell_message(self.model, "requeued"), frame),
             ],
         ).decode()
@@ -167,8 +168,8 @@ class DeadLetters:
             raise UnknownDeadLetter(f"dead letter {letter.letter_id} of {self.model!r} has gone")
         if answer == "full":
             raise QueueFull(
-                f"the queue of model {self.model!r} is full ({spec.queue_max_rows} rows or "
-                f"{spec.queue_max_bytes} bytes): dead letter {letter.letter_id} stays; try later"
+                f"the queue of model {self.model!r} is full ({most_rows} rows or "
+                f"{most_bytes} bytes): dead letter {letter.letter_id} stays; try later"
             )
         name = shown_name(letter.task_id or letter.letter_id)
         log.info("dead task %s of model %r is requeued as %s", name, self.model, task.task_id)

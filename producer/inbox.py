@@ -40,8 +40,6 @@ log = logging.getLogger("trtq.inbox")
 BELL_TTL_MS = 1000
 #: A turn that did not renew itself for this long counts as dead.
 TURN_LEASE_MS = 3000
-#: A mark that claims to last longer was written before Redis' clock was set back (lua/_bell.lua).
-MOST_MARK_MS = 60_000
 #: How long a cancellation waits for the worker that holds its task.
 CANCEL_MARK_MS = 600_000
 #: How long a flush may be retried without being added twice.
@@ -97,7 +95,7 @@ class Inbox:
         self._link = link
         self._queue = keys.bell_queue(model)
         self._bells: dict[str, bytes] = {}
-        self._constants: tuple[ModelSpec | None, str, bytes] = None, "", b""
+        self._constants: dict[int, tuple[ModelSpec, str, bytes]] = {}
 
     def _bell(self, reason: str) -> bytes:
         message = self._bells.get(reason)
@@ -123,7 +121,7 @@ class Inbox:
         first answer, so a call whose answer was lost can be repeated.
         """
         k = self.keys
-        args = [self.add_constants(spec, client), flush, self._bell("work")]
+        args = [self.add_constants(spec, client, priority), flush, self._bell("work")]
         args += [packed([rows for rows, _ in tasks]), *(frame for _, frame in tasks)]
         seen = keys.seen(self.model, PRIORITIES[priority], client)
         answer = self._link.script("add", (k.streams[priority], seen, *self.add_keys), args)
@@ -135,14 +133,16 @@ class Inbox:
         k = self.keys
         return (k.bells, k.turns, k.workers, self._queue, k.load, k.limits)
 
-    def add_constants(self, spec: ModelSpec, client: str) -> bytes:
+    def add_constants(self, spec: ModelSpec, client: str, priority: int) -> bytes:
         """What such a script is told each time, as the one argument that `lua/_add.lua` reads."""
-        if self._constants[0] is spec and self._constants[1] == client:
-            return self._constants[2]
-        limits = (spec.cover_rows, spec.queue_max_rows, spec.queue_max_bytes)
+        known = self._constants.get(priority)
+        if known is not None and known[0] is spec and known[1] == client:
+            return known[2]
+        limits = (spec.cover_rows, *spec.queue_limits(priority))
         buckets = (self.keys.bucket, keys.client_bucket(self.model, client))
-        self._constants = spec, client, packed([GROUP, SEEN_S, BELL_TTL_MS, *limits, *buckets])
-        return self._constants[2]
+        made = packed([GROUP, SEEN_S, BELL_TTL_MS, *limits, *buckets])
+        self._constants[priority] = spec, client, made
+        return made
 
     def cancel(
         self, priority: int, entry_id: bytes, rows: int, size_bytes: int, key: str = ""
@@ -163,18 +163,11 @@ class Inbox:
         )
         return removed
 
-    def live_workers(self) -> int:
-        """Workers that serve the model now."""
-        seconds, micros = self._link.call("TIME")
-        now_ms = int(seconds) * 1000 + int(micros) // 1000
-        count: int = self._link.call("ZCOUNT", self.keys.workers, now_ms, now_ms + MOST_MARK_MS)
-        return count
-
     # The worker's side.
 
-    def enter(self, consumer: str, count: int = 0) -> Claim:
+    def enter(self, consumer: str, count: int = 0, first: int = 0) -> Claim:
         """Starts a turn: takes a bell, covers the model, and claims as `claim` does."""
-        return self._claim(consumer, count, 0, enter=True)
+        return self._claim(consumer, count, first, enter=True)
 
     def claim(self, consumer: str, count: int, first: int = 0) -> Claim:
         """Claims entries of about `count` rows without waiting, the most urgent stream first.

@@ -108,7 +108,7 @@ class KeyedInbox:
             name, content, window_ms, pending_ms = task.key
             facts.append((task.rows, task.task_id, content, window_ms, pending_ms, name))
         args: list[Any] = [
-            self._inbox.add_constants(spec, client),
+            self._inbox.add_constants(spec, client, priority),
             priority,
             self._bell,
             keys.result(""),

@@ -27,8 +27,6 @@ log = logging.getLogger("trtq.outbox")
 
 _FLUSH_TASKS = 512
 _FLUSH_BYTES = 4 << 20
-#: Tasks of one model that may wait for room in its full queue, each client's own.
-_CARRIED_TASKS = 4096
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 _FULL_RETRY_S = 0.02
 _IDLE_S = 1.0
@@ -95,10 +93,11 @@ class Outbox:
         self._thread.start()
 
     def has_room(self, model: str) -> bool:
-        """True if `put` of a task of `model` would not wait now."""
-        return (
-            self._queue.qsize() < self._max_unsent and self._carried.get(model, 0) < _CARRIED_TASKS
-        )
+        """True if `put` of a task of `model` would not wait now.
+
+        Tasks that a full queue refused and that are tried again count for their own model only.
+        """
+        return self._queue.qsize() + self._carried.get(model, 0) < self._max_unsent
 
     def put(self, letter: Letter) -> None:
         """Hands a task to the sender; raises QueueFull if it has no room until `give_up_s`."""
@@ -116,9 +115,8 @@ class Outbox:
                     task_id, model = letter.ticket.task_id, letter.spec.name
                     log.info("task %s of model %r is refused [client_full]", task_id, model)
                     raise QueueFull(
-                        f"{self._max_unsent} tasks of this client, or {_CARRIED_TASKS} for model "
-                        f"{letter.spec.name!r} alone, wait to be sent to Redis; submit less at "
-                        "once or allow a longer timeout"
+                        f"{self._max_unsent} tasks of this client for model {model!r} wait to be "
+                        "sent to Redis; submit less at once or allow a longer timeout"
                     )
                 self._room.wait(min(left, 0.5))
 
@@ -279,7 +277,9 @@ class Outbox:
         again = []
         for letter in letters:
             if now >= letter.give_up_s or self._stop.is_set():
-                self._refuse(letter, refusal(answer, letter.spec, letter.rows))
+                self._refuse(
+                    letter, refusal(answer, letter.spec, letter.rows, letter.ticket.priority)
+                )
             else:
                 again.append(letter)
         return again

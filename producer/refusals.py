@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from producer.errors import QueueFull, RateLimited, TrtqError
 from producer.keyed import Answer
+from producer.keys import PRIORITIES
 from producer.spec import ModelSpec
 
 _MOST_HELD_S = 1.0
@@ -36,14 +37,16 @@ class Holds(Generic[Group]):
         self._until_s[group] = min(until_s, self._until_s.get(group, until_s))
 
 
-def refusal(answer: Answer, spec: ModelSpec, rows: int) -> TrtqError:
+def refusal(answer: Answer, spec: ModelSpec, rows: int, priority: int) -> TrtqError:
     """The error of a task of `rows` rows that was refused for now with this answer."""
     if isinstance(answer, TrtqError):
         return answer
     if not isinstance(answer, int):
+        most_rows, most_bytes = spec.queue_limits(priority)
         return QueueFull(
-            f"the queue of model {spec.name!r} is full ({spec.queue_max_rows} rows or "
-            f"{spec.queue_max_bytes} bytes); try later, allow a longer timeout, or add workers"
+            f"the queue of model {spec.name!r} is full for tasks of priority "
+            f"{PRIORITIES[priority]!r} ({most_rows} rows or {most_bytes} bytes); try later, allow "
+            "a longer timeout, or add workers"
         )
     error = RateLimited(
         f"a rate limit of model {spec.name!r}, for all clients or for this client's name, "

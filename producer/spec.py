@@ -21,6 +21,9 @@ MAX_TENSORS = 256
 #: Whole numbers that Redis' Lua and JSON hold exactly.
 MAX_COUNT = 2**53 - 1
 
+#: One part in so many of a queue is kept for each more urgent priority.
+_RESERVED_PART = 20
+
 _Size = Annotated[int, Field(ge=0)]
 _Limit = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 
@@ -58,3 +61,19 @@ class ModelSpec(BaseModel):
     #: Rows that one saturated worker holds: more work than this rings for another worker.
     cover_rows: _Limit = 256
     forbid_nan: bool = False
+
+    def queue_limits(self, priority: int) -> tuple[int, int]:
+        """Rows and bytes up to which the queue takes tasks of `priority`, its place in PRIORITIES.
+
+        A twentieth is kept for each more urgent priority: a flood of tasks that are not urgent
+        fills a queue up to there, and urgent ones still find room.
+        """
+        return (
+            _lessened(self.queue_max_rows, priority, self.max_rows_per_task),
+            _lessened(self.queue_max_bytes, priority, self.max_task_bytes),
+        )
+
+
+def _lessened(limit: int, priority: int, task: int) -> int:
+    # An empty queue takes every task.
+    return max(limit - priority * (limit // _RESERVED_PART), min(limit, task))

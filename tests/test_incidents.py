@@ -183,7 +183,7 @@ def test_late_or_cancelled_behind_a_busy_slot(scene: Scene) -> None:
     # Three fill what the turn holds. When one is late there is room, and the next claim sees marks.
     late, unwanted, kept = frame_of("c-late", ttl_ms=500), frame_of("c-unwanted"), frame_of("c-ok")
     ids = scene.hold(late, unwanted, kept)
-    assert scene.inbox.cancel(1, ids[3], 1, 0) == 0
+    assert scene.inbox.cancel(1, ids[3], 1, 1) == 0
     until(lambda: scene.counts().get(("cancelled", "held")))
     scene.release()
     scene.check(("expired", "held", "c-late"), ("cancelled", "held", "c-unwanted"))

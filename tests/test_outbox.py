@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import redis
 
-from producer import Client, keys, outbox
+from producer import Client, keys
+from producer.config import ProducerSettings
 from producer.errors import QueueFull
 from producer.spec import ModelSpec, TensorSpec
 from tests.support.processes import until
@@ -14,7 +15,7 @@ from tests.support.processes import until
 X = (TensorSpec(name="x", dtype="uint8", shape=(4,)),)
 ROW = np.zeros(4, np.uint8)
 ROOM = 8
-SHARE = 16
+UNSENT = 128
 
 
 def publish(connection: redis.Redis, name: str, **limits: int) -> None:
@@ -22,17 +23,15 @@ def publish(connection: redis.Redis, name: str, **limits: int) -> None:
     connection.hset(keys.MODELS, name, spec.model_dump_json())
 
 
-def test_a_full_queue_keeps_no_other_model_back(
-    redis_url: str, connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox, "_CARRIED_TASKS", SHARE)
+def test_a_full_queue_keeps_no_other_model_back(redis_url: str, connection: redis.Redis) -> None:
     publish(connection, "full", queue_max_rows=ROOM)
     publish(connection, "free")
-    with Client(redis_url) as client:
-        # Nobody serves it: what has no room waits in the client, up to the model's share.
-        waiting = [client.submit("full", ROW, timeout=2.0) for _ in range(ROOM + SHARE)]
+    settings = ProducerSettings(client_max_unsent=UNSENT)
+    with Client(redis_url, settings=settings) as client:
+        # Nobody serves it: what has no room waits in the client, up to the model's limit.
+        waiting = [client.submit("full", ROW, timeout=2.0) for _ in range(ROOM + UNSENT)]
         until(lambda: client.may_wait("full"))
-        with pytest.raises(QueueFull, match="16 for model 'full'"):
+        with pytest.raises(QueueFull, match="128 tasks of this client for model 'full'"):
             client.submit("full", ROW, timeout=0.1)
         accepted = [client.submit("free", ROW, timeout=0.0) for _ in range(100)]
         until(lambda: all(ticket.entry_id for ticket in accepted))

@@ -10,6 +10,7 @@ from producer.errors import BatchTimeout, RedisUnavailable
 from producer.inbox import Entry, Inbox, Settlement
 from producer.link import Link
 from workers.attempts import Attempt, Attempts
+from workers.claims import ClaimOrder
 from workers.engines.base import Engine
 from workers.executor import Executor
 from workers.feed import Feed
@@ -55,6 +56,7 @@ class Served:
         self.stages = Stages()
         self.incidents = Incidents(config.name, self.counters)
         self.inbox = Inbox(link, config.name, settings.letter_limits)
+        self._order = ClaimOrder()
         self._consumer = consumer
         self._settings = settings
         self._files = files
@@ -147,6 +149,7 @@ class Served:
             self.feed,
             self.replier,
             self.ledger,
+            self._order,
             self.incidents,
             limits,
             self._clock,

@@ -11,6 +11,7 @@ from producer.errors import RedisUnavailable
 from producer.inbox import Claim, Entry, Inbox, Settlement
 from producer.text import shown_name
 from workers.batcher import Held
+from workers.claims import ClaimOrder
 from workers.feed import Feed
 from workers.incidents import ABANDONED, LOST, RECLAIMED, RELEASED, Incidents, task_name
 from workers.intake import Intake
@@ -57,6 +58,7 @@ class Turn:
         feed: Feed,
         replier: Replier,
         ledger: Ledger,
+        order: ClaimOrder,
         incidents: Incidents,
         limits: TurnLimits,
         clock: Callable[[], float],
@@ -70,13 +72,13 @@ class Turn:
         self._feed = feed
         self._replier = replier
         self._ledger = ledger
+        self._order = order
         self._incidents = incidents
         self._limits = limits
         self._clock = clock
         self._stopping = stopping
         self._others_wait = others_wait
         self._ranges = ranges
-        self._claims = 0
         self._offset_ms = 0.0
         self._entry_rows = 1.0
         self._more_suspects = False
@@ -89,7 +91,7 @@ class Turn:
             # The first claim comes with the first call: from idle, each round trip is latency.
             room = self._limits.held_rows
             with self._ranges.open(CLAIM):
-                claim = self._inbox.enter(self._consumer, room)
+                claim = self._inbox.enter(self._consumer, room, self._order.next())
             claimed = self._accept(claim)
             self._work(started_ms, backlog=claimed >= room)
         except LINK_ERRORS as failure:
@@ -161,10 +163,8 @@ class Turn:
         return limits.held_rows - held if held <= limits.held_rows // 2 else 0
 
     def _claim(self, count: int) -> int:
-        self._claims += 1
-        first = 2 if self._claims % 16 == 0 else 1 if self._claims % 4 == 0 else 0
         with self._ranges.open(CLAIM):
-            claim = self._inbox.claim(self._consumer, count, first)
+            claim = self._inbox.claim(self._consumer, count, self._order.next())
         return self._accept(claim)
 
     def _accept(self, claim: Claim) -> int:

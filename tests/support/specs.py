@@ -10,7 +10,8 @@ SPEC = ModelSpec(
     outputs=(TensorSpec(name="y", dtype="uint8", shape=(1,)),),
     max_batch=4,
     max_rows_per_task=4,
-    queue_max_rows=20,
+    # 20 for tasks of normal priority.
+    queue_max_rows=21,
     queue_max_bytes=1000,
     cover_rows=8,
 )
