@@ -136,11 +136,11 @@ def open_redis(redis_url: str | None) -> Iterator[redis.Redis]:
 
 def warn_if_unserved(redis_url: str | None, model: str) -> None:
     """One line on stderr if no live worker serves `model`; raises RedisUnavailable."""
-    from producer.inbox import Inbox
+    from producer import keys
     from producer.link import Link
 
     with open_redis(redis_url) as connection:
-        workers = Inbox(Link(connection), model).live_workers()
+        workers = Link(connection).script("alive", (keys.model_keys(model).workers,), [])
     if not workers:
         typer.secho(
             f"warning: no worker serves model {model!r} now; its tasks wait for one until their "
