@@ -237,6 +237,18 @@ def test_an_entry_of_no_bytes_or_rows_ends_like_any_other(
     assert third != second
 
 
+def test_a_client_that_spoils_its_reply_key_costs_others_no_answer(
+    inbox: Inbox, add: Adder, connection: redis.Redis
+) -> None:
+    add([b"a", b"b"])
+    mine, other = inbox.claim("w", 2).entries
+    connection.set(keys.reply("spoiler"), "no list")
+    done = [answer(mine), answer(other)._replace(client="spoiler")]
+    assert inbox.settle(done) == Settled(2)
+    assert replies(connection) == [b"r"]
+    assert connection.lrange(keys.reply("spoiler"), 0, -1) == [b"r"]
+
+
 def test_a_late_worker_cannot_answer_twice(
     inbox: Inbox, add: Adder, connection: redis.Redis
 ) -> None:

@@ -360,7 +360,7 @@ def test_answered_by_another_worker_before(scene: Scene) -> None:
 
 def test_answers_that_redis_refuses(scene: Scene) -> None:
     scene.start()
-    scene.raw.set(keys.reply("c"), "no list")
+    scene.raw.set(scene.inbox.keys.holders, "no hash")
     scene.add(frame_of("c-1"))
     scene.turn()
     scene.check(("dropped", "redis_refused", "c-1"))

@@ -63,8 +63,13 @@ for stream_index, deleted in ipairs(ids) do
   end
 end
 for reply_index, joined in pairs(frames) do
-  local key = KEYS[9 + reply_index]
-  redis.call('RPUSH', key, table.concat(joined))
+  local key, reply = KEYS[9 + reply_index], table.concat(joined)
+  local pushed = redis.pcall('RPUSH', key, reply)
+  if type(pushed) == 'table' and pushed.err then
+    -- Its client made it something else; that must not cost others their answers.
+    redis.call('DEL', key)
+    redis.call('RPUSH', key, reply)
+  end
   redis.call('EXPIRE', key, ARGV[2])
 end
 if answered > 0 then
