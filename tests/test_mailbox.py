@@ -51,7 +51,7 @@ def test_a_deadline_is_kept_while_the_reader_waits_for_a_dead_connection(link: D
     mailbox.start()
     waits = ticket(time.monotonic() + 0.1)
     other = ticket(time.monotonic() + 600)
-    other.task_id = "c-2"
+    other.task_id = other.reply_id = "c-2"
     mailbox.expect(waits)
     mailbox.expect(other)
     assert isinstance(waits.exception(10), DeadlineExceeded)
