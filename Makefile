@@ -19,7 +19,7 @@ demo: $(VENV)/.made
 	$(BIN)/python -m examples.demo
 
 test: $(VENV)/.made
-	$(BIN)/python -m pytest --cov=producer --cov=workers --cov-report=term:skip-covered --cov-fail-under=90
+	$(BIN)/python -m pytest -n 4 --dist loadfile --cov=producer --cov=workers --cov-report=term:skip-covered --cov-fail-under=90
 
 test-gpu: $(VENV)/.made
 	$(BIN)/python -m pytest -v tests/gpu

@@ -6,9 +6,9 @@ spans go is the application's choice: it configures the SDK, else they go nowher
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from producer.errors import MissingExtra, ResultTimeout
@@ -31,8 +31,8 @@ class Api(NamedTuple):
 def import_api() -> Api:
     """Raises MissingExtra without the package."""
     try:
-        trace = import_module("opentelemetry.trace")
-        context = import_module("opentelemetry.trace.propagation.tracecontext")
+        trace = importlib.import_module("opentelemetry.trace")
+        context = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
     except ImportError as failure:
         raise MissingExtra(
             f"TRTQ_TRACING needs OpenTelemetry ({failure}): pip install 'trtq[tracing]'"

@@ -45,7 +45,7 @@ def pending(connection: redis.Redis, inbox: Inbox) -> list[tuple[bytes, bytes, i
 def test_what_the_worker_does_not_know_is_handed_back(
     connection: redis.Redis, inbox: Inbox
 ) -> None:
-    spec = SPEC.model_copy(update={"queue_max_rows": MANY, "queue_max_bytes": MANY})
+    spec = SPEC.model_copy(update={"queue_max_rows": 2 * MANY, "queue_max_bytes": 2 * MANY})
     _, ids = inbox.add(spec, 1, "c", 1, [(1, b"x")] * MANY)
     known = inbox.claim("w", 2).entries
     inbox.claim("other", 1)

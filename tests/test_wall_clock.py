@@ -10,7 +10,7 @@ from tests.support.processes import ROOT
 
 _WALL = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 #: What operators are shown: a worker's start, the time of a dead letter.
-_SHOWN_ONLY = {"producer/commands/tables.py": 1, "workers/runtime.py": 1}
+_SHOWN_ONLY = {"producer/commands/tables.py": 1, "workers/runtime.py": 1, "workers/tracing.py": 1}
 
 
 def uses(file: Path) -> Iterator[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 from typing import Any, Protocol, TypeAlias
 
 from producer.errors import MissingExtra
@@ -160,10 +160,10 @@ class TracingOwner:
 
 def _otlp_provider(node: str) -> Any:
     try:
-        sdk = import_module("opentelemetry.sdk.trace")
-        export = import_module("opentelemetry.sdk.trace.export")
-        resources = import_module("opentelemetry.sdk.resources")
-        otlp = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        sdk = importlib.import_module("opentelemetry.sdk.trace")
+        export = importlib.import_module("opentelemetry.sdk.trace.export")
+        resources = importlib.import_module("opentelemetry.sdk.resources")
+        otlp = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError as failure:
         raise MissingExtra(
             f"TRTQ_TRACING needs OpenTelemetry's SDK and OTLP exporter ({failure}): "
