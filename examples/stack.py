@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -41,7 +42,12 @@ class Stack:
         self._running: list[tuple[Local, subprocess.Popen[bytes]]] = []
 
     def start(self) -> None:
-        """Returns when all are healthy; raises SystemExit if one ends or takes too long."""
+        """Returns when all are healthy.
+
+        Raises SystemExit if a port is taken, or a service ends or takes too long.
+        """
+        for service in self.services:
+            _check_port(service)
         self._logs.mkdir(parents=True, exist_ok=True)
         for service in self.services:
             for before, process in self._running:
@@ -98,6 +104,16 @@ class Stack:
                     f"{self.log(service.name)}"
                 )
             time.sleep(_POLL_S)
+
+
+def _check_port(service: Local) -> None:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        if service.port and probe.connect_ex(("127.0.0.1", service.port)) == 0:
+            raise SystemExit(
+                f"port {service.port} of {service.name} is taken (by another stack?): stop what "
+                "uses it, or run `python -m examples.stack --free-ports`"
+            )
 
 
 def _end(service: Local, process: subprocess.Popen[bytes]) -> None:

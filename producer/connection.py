@@ -13,7 +13,14 @@ from redis.exceptions import AuthenticationError, NoPermissionError
 from redis.retry import Retry
 
 from producer.address import check_tls, redact, user_of
-from producer.errors import AccessDenied, ConfigError, RedisFull, RedisUnavailable, TlsFailed
+from producer.errors import (
+    AccessDenied,
+    ConfigError,
+    RedisFull,
+    RedisUnavailable,
+    TlsFailed,
+    TrtqError,
+)
 
 #: What a lost, refused or stalled connection raises, and a server that is loading or full.
 LINK_ERRORS = (
@@ -81,12 +88,16 @@ def named_errors(url: str) -> Iterator[None]:
     except AuthenticationError as failure:
         raise AccessDenied(
             f"Redis at {redact(url)} refused the login of user {user_of(url) or 'default'!r}: "
-            f"{failure}"
+            f"{failure}; name a user in TRTQ_REDIS_URL and its password's file in "
+            "TRTQ_REDIS_PASSWORD_FILE"
         ) from failure
     except NoPermissionError as failure:
         raise access_denied(failure, url) from failure
     except redis.exceptions.OutOfMemoryError as failure:
         raise redis_full(failure) from failure
+    except TrtqError:
+        # Named already; some are of Python's own TimeoutError too.
+        raise
     except LINK_ERRORS as failure:
         untrusted = _tls_error(failure)
         if untrusted is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from producer import keys
 from producer.commands.shared import (
     EXIT_FAILED,
     AsJson,
@@ -117,7 +118,13 @@ def _load(
     """Load that is answered already."""
     from producer.doctor.load import Load
     from producer.doctor.observation import read_pages
+    from producer.errors import InvalidInput
+    from producer.link import Link
 
+    if not Link(connection).script("alive", (keys.model_keys(model).workers,), []):
+        raise InvalidInput(
+            f"no live worker serves model {model!r}: start one (trtq worker); no load was made"
+        )
     pages, _ = read_pages(urls, time.monotonic, strict=False)
     with open_client(redis_url) as client:
         spec = client.spec(model)
@@ -182,4 +189,12 @@ def _report(seen: Observation, model: str | None, *, as_json: bool) -> None:
         stdout().print(diagnosis_view(diagnoses, seen.seconds))
         for url in seen.missing:
             typer.secho(f"not read: {url}", fg=typer.colors.YELLOW, err=True)
+    if healthy and not seen.after:
+        typer.secho(
+            "error: nothing was measured, no worker shows its metrics: start one with "
+            "--metrics-port",
+            fg=typer.colors.RED,
+            err=True,
+        )
+        raise typer.Exit(EXIT_FAILED)
     raise typer.Exit(0 if healthy else EXIT_FAILED)
