@@ -103,6 +103,16 @@ class Inbox:
             message = self._bells[reason] = bell_message(self.model, reason)
         return message
 
+    def _script(self, name: str, script_keys: Sequence[str], args: list[Any]) -> Any:
+        try:
+            return self._link.script(name, list(script_keys), args)
+        except redis.exceptions.ResponseError as failure:
+            if "NOGROUP" not in str(failure):
+                raise
+            # Somebody made a stream by a plain XADD: our own scripts make its group with it.
+            self.ensure_groups()
+            return self._link.script(name, list(script_keys), args)
+
     # The client's side.
 
     def add(
@@ -156,7 +166,7 @@ class Inbox:
         script_keys = [k.streams[priority], k.cancelled, k.load, k.events]
         if key:
             script_keys.append(keys.record(self.model, key))
-        removed: int = self._link.script(
+        removed: int = self._script(
             "cancel",
             script_keys,
             [GROUP, entry_id, CANCEL_MARK_MS, priority, rows, size_bytes],
@@ -179,7 +189,7 @@ class Inbox:
     def _claim(self, consumer: str, count: int, first: int, *, enter: bool) -> Claim:
         k = self.keys
         order = [first, *(i for i in range(len(PRIORITIES)) if i != first)]
-        answer = self._link.script(
+        answer = self._script(
             "claim",
             (k.bells, k.turns, k.cancelled, k.load, *(k.streams[i] for i in order)),
             [GROUP, consumer, TURN_LEASE_MS, count, int(enter), SCRIPT_BYTES],
@@ -230,7 +240,7 @@ class Inbox:
         With `suspects`, at most one entry that was delivered `suspect_deliveries` times or more;
         without, only entries delivered less often.
         """
-        waiting, found, gone = self._link.script(
+        waiting, found, gone = self._script(
             "reclaim",
             (self.keys.holders, self.keys.events, *self.keys.streams),
             [GROUP, consumer, lease_ms, count, suspect_deliveries, int(suspects)],
@@ -247,7 +257,7 @@ class Inbox:
         args: list[Any] = [GROUP, consumer, TURN_LEASE_MS]
         for entry in entries:
             args += (entry.stream, entry.entry_id)
-        lost = self._link.script("renew", (self.keys.turns, *self.keys.streams), args)
+        lost = self._script("renew", (self.keys.turns, *self.keys.streams), args)
         return frozenset(mark_of(mark) for mark in lost)
 
     def release(self, consumer: str, entries: Sequence[Entry], lease_ms: int) -> int:
@@ -256,7 +266,7 @@ class Inbox:
         for entry in entries:
             args += (entry.stream, entry.entry_id, entry.deliveries)
         script_keys = (self.keys.bells, self._queue, *self.keys.streams)
-        released: int = self._link.script("release", script_keys, args)
+        released: int = self._script("release", script_keys, args)
         return released
 
     def disown(self, consumer: str, known: Sequence[Entry], lease_ms: int) -> list[bytes]:
@@ -360,7 +370,7 @@ class Inbox:
 
     def _look(self, lease_ms: int, *, heal: bool) -> list[Any]:
         k = self.keys
-        answer: list[Any] = self._link.script(
+        answer: list[Any] = self._script(
             "look",
             (k.bells, k.turns, k.workers, k.load, k.dead_letters, self._queue, *k.streams),
             [GROUP, BELL_TTL_MS, lease_ms, int(heal), self._bell("uncovered work")],

@@ -249,6 +249,18 @@ def test_a_client_that_spoils_its_reply_key_costs_others_no_answer(
     assert connection.lrange(keys.reply("spoiler"), 0, -1) == [b"r"]
 
 
+def test_a_stream_that_somebody_else_made_is_claimed_too(
+    inbox: Inbox, add: Adder, connection: redis.Redis
+) -> None:
+    connection.xadd(inbox.keys.high, {"d": b"foreign"})
+    assert inbox.look().high == 1
+    connection.delete(inbox.keys.high)
+    connection.xadd(inbox.keys.high, {"d": b"foreign"})
+    add([b"a"])
+    frames = [entry.frame for entry in inbox.enter("w", 2).entries]
+    assert frames == [b"foreign", b"a"]
+
+
 def test_a_late_worker_cannot_answer_twice(
     inbox: Inbox, add: Adder, connection: redis.Redis
 ) -> None:
