@@ -47,7 +47,7 @@ class Stack:
         Raises SystemExit if a port is taken, or a service ends or takes too long.
         """
         for service in self.services:
-            _check_port(service)
+            _check_ports(service)
         self._logs.mkdir(parents=True, exist_ok=True)
         for service in self.services:
             for before, process in self._running:
@@ -106,14 +106,15 @@ class Stack:
             time.sleep(_POLL_S)
 
 
-def _check_port(service: Local) -> None:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        if service.port and probe.connect_ex(("127.0.0.1", service.port)) == 0:
-            raise SystemExit(
-                f"port {service.port} of {service.name} is taken (by another stack?): stop what "
-                "uses it, or run `python -m examples.stack --free-ports`"
-            )
+def _check_ports(service: Local) -> None:
+    for port in service.ports.values():
+        with socket.socket() as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                raise SystemExit(
+                    f"port {port} of {service.name} is taken (by another stack?): stop what uses "
+                    "it, or run `python -m examples.stack --free-ports`"
+                )
 
 
 def _end(service: Local, process: subprocess.Popen[bytes]) -> None:

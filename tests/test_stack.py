@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,15 @@ def maker(tmp_path: Path) -> Iterator[Maker]:
     yield made
     for stack in made.stacks:
         stack.stop()
+
+
+def test_a_taken_port_is_named_before_anything_starts(maker: Maker) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        stack = maker.stack(maker.service("first", POLITE)._replace(ports={port: port}))
+        with pytest.raises(SystemExit, match=f"port {port} of first is taken"):
+            stack.start()
+    assert not (maker.folder / "logs").exists()
 
 
 def test_dependents_start_after_and_end_before(maker: Maker) -> None:
