@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import redis
 
-from producer import Client
+from producer import Client, keys
 from producer.embedded import EmbeddedRedis, free_port
 from producer.errors import ConfigError, EngineFailed, Unavailable
 from producer.spec import TensorSpec
@@ -151,7 +151,10 @@ def test_drain_ends_the_worker_as_sigterm_does(
         ticket = client.submit("checksum", ROWS[0])
         assert fetch(f"{url}/drain", method="POST")[0] == 202
         assert worker.process.wait(20) == 0
-        assert ticket.cancel() or ticket.exception(timeout=5) is None
+        with redis.Redis.from_url(redis_url) as raw:
+            waits = raw.xlen(keys.model_keys("checksum").normal) == 1
+        # Not run: it waits for the next worker, perhaps handed back by this one.
+        assert waits or ticket.exception(timeout=5) is None
 
 
 @pytest.fixture
