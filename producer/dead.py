@@ -27,9 +27,9 @@ from producer.inbox import BELL_TTL_MS
 from producer.inputs import check_tensors
 from producer.letters import DeadLetter, decode_letter
 from producer.link import Link
+from producer.quote import shown_name
 from producer.spec import ModelSpec
 from producer.task import InferenceTask
-from producer.text import shown_name
 from producer.wire import decode_task, encode_task
 
 log = logging.getLogger("trtq.dead")

@@ -103,15 +103,15 @@ class Inbox:
             message = self._bells[reason] = bell_message(self.model, reason)
         return message
 
-    def _script(self, name: str, script_keys: Sequence[str], args: list[Any]) -> Any:
+    def _script(self, name: str, script_keys: tuple[str, ...] | list[str], args: list[Any]) -> Any:
         try:
-            return self._link.script(name, list(script_keys), args)
+            return self._link.script(name, script_keys, args)
         except redis.exceptions.ResponseError as failure:
             if "NOGROUP" not in str(failure):
                 raise
             # Somebody made a stream by a plain XADD: our own scripts make its group with it.
             self.ensure_groups()
-            return self._link.script(name, list(script_keys), args)
+            return self._link.script(name, script_keys, args)
 
     # The client's side.
 

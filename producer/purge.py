@@ -13,8 +13,8 @@ from producer.errors import Cancelled, WireError
 from producer.inbox import REPLY_TTL_S, Inbox
 from producer.keyed import free_keys
 from producer.link import Link
+from producer.quote import shown_name
 from producer.task import Reply, client_of
-from producer.text import shown_name
 from producer.wire import decode_task, encode_reply, sender_of
 
 log = logging.getLogger("trtq.purge")

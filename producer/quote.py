@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 
 _LONG_INT_BITS = 256
+_NAME = re.compile(r"[A-Za-z0-9._:@/+-]+")
 
 
 class _Quoter(reprlib.Repr):
@@ -44,3 +46,17 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def shown_name(name: str, most: int = 200) -> str:
+    """A task id or worker name as it is if it is plain, else quoted and escaped; bounded."""
+    short = name[:most]
+    return short if short == name and _NAME.fullmatch(name) else ascii(short)
+
+
+def one_line(text: str, most: int = 500) -> str:
+    """`text` without line breaks and control characters, cut after `most` characters."""
+    short = text if len(text) <= most else f"{text[:most]}..."
+    if short.isprintable():
+        return short
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)

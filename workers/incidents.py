@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from producer.entries import Entry
-from producer.text import one_line, shown_name
+from producer.quote import one_line, shown_name
 from producer.wire import sender_of
 from workers.metrics import Counters
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from producer.connection import LINK_ERRORS
-from producer.errors import BatchTimeout, RedisUnavailable
+from producer.errors import BatchTimeout
 from producer.inbox import Entry, Inbox, Settlement
 from producer.link import Link
 from workers.attempts import Attempt, Attempts
@@ -15,7 +14,7 @@ from workers.engines.base import Engine
 from workers.executor import Executor
 from workers.feed import Feed
 from workers.files import RowFiles
-from workers.incidents import ABANDONED, RELEASED, RETURNED, Incidents, task_name
+from workers.incidents import RETURNED, Incidents
 from workers.intake import Intake
 from workers.ledger import Ledger
 from workers.metrics import Counters
@@ -26,7 +25,7 @@ from workers.runner import BatchRunner
 from workers.settings import WorkerSettings
 from workers.stages import Stages
 from workers.tracing import NO_TRACING, Tracing
-from workers.turn import Turn, TurnLimits
+from workers.turn import Turn, TurnLimits, hand_back
 
 log = logging.getLogger("trtq.served")
 
@@ -199,20 +198,14 @@ class Served:
         self.incidents.record(
             RETURNED, BatchTimeout.code, suspects, "the batch that they were in hangs"
         )
-        if entries:
-            self._release(entries)
-
-    def _release(self, entries: list[Entry]) -> None:
-        names = [task_name(entry) for entry in entries]
-        try:
-            released = self.inbox.release(self._consumer, entries, self._settings.lease_ms)
-            lost = len(entries) - released
-            detail = f"{lost} of them were no longer this worker's" if lost else ""
-            self.incidents.record(RELEASED, "stopping", names, detail)
-        except LINK_ERRORS as failure:
-            detail = f"come back when their lease runs out: {failure}"
-            self.incidents.record(ABANDONED, RedisUnavailable.code, names, detail)
-        self.ledger.closed(entries)
+        hand_back(
+            entries,
+            self.inbox,
+            self._consumer,
+            self._settings.lease_ms,
+            self.ledger,
+            self.incidents,
+        )
 
     def close(self) -> bool:
         """Stops the slots after what they run, sends the answers, frees the engine.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from producer.connection import LINK_ERRORS
 from producer.errors import RedisUnavailable
 from producer.inbox import Claim, Entry, Inbox, Settlement
-from producer.text import shown_name
+from producer.quote import shown_name
 from workers.batcher import Held
 from workers.claims import ClaimOrder
 from workers.feed import Feed
@@ -333,17 +333,36 @@ class Turn:
 
     def _hand_back(self) -> None:
         entries = [held.entry for held in self._feed.withdraw(lambda held: True)]
-        if not entries:
-            return
-        try:
-            released = self._inbox.release(self._consumer, entries, self._limits.lease_ms)
-            lost = len(entries) - released
-            detail = f"{lost} of them were no longer this worker's" if lost else ""
-            self._incidents.record(RELEASED, "stopping", _names(entries), detail)
-        except LINK_ERRORS as failure:
-            detail = f"come back when their lease runs out: {failure}"
-            self._incidents.record(ABANDONED, RedisUnavailable.code, _names(entries), detail)
-        self._ledger.closed(entries)
+        hand_back(
+            entries,
+            self._inbox,
+            self._consumer,
+            self._limits.lease_ms,
+            self._ledger,
+            self._incidents,
+        )
+
+
+def hand_back(
+    entries: list[Entry],
+    inbox: Inbox,
+    consumer: str,
+    lease_ms: int,
+    ledger: Ledger,
+    incidents: Incidents,
+) -> None:
+    """Gives `entries` of a worker that stops to the next one; without Redis their lease does."""
+    if not entries:
+        return
+    try:
+        released = inbox.release(consumer, entries, lease_ms)
+        lost = len(entries) - released
+        detail = f"{lost} of them were no longer this worker's" if lost else ""
+        incidents.record(RELEASED, "stopping", _names(entries), detail)
+    except LINK_ERRORS as failure:
+        detail = f"come back when their lease runs out: {failure}"
+        incidents.record(ABANDONED, RedisUnavailable.code, _names(entries), detail)
+    ledger.closed(entries)
 
 
 def _names(entries: Iterable[Entry]) -> list[str]:

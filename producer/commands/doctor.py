@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from producer import keys
 from producer.commands.shared import (
     EXIT_FAILED,
     AsJson,
     RedisUrl,
+    live_workers,
     open_client,
     open_redis,
     stdout,
@@ -119,9 +119,8 @@ def _load(
     from producer.doctor.load import Load
     from producer.doctor.observation import read_pages
     from producer.errors import InvalidInput
-    from producer.link import Link
 
-    if not Link(connection).script("alive", (keys.model_keys(model).workers,), []):
+    if not live_workers(connection, model):
         raise InvalidInput(
             f"no live worker serves model {model!r}: start one (trtq worker); no load was made"
         )

@@ -134,13 +134,19 @@ def open_redis(redis_url: str | None) -> Iterator[redis.Redis]:
         yield connection
 
 
-def warn_if_unserved(redis_url: str | None, model: str) -> None:
-    """One line on stderr if no live worker serves `model`; raises RedisUnavailable."""
+def live_workers(connection: redis.Redis, model: str) -> int:
+    """How many workers serve `model` now; raises redis-py's errors."""
     from producer import keys
     from producer.link import Link
 
+    count: int = Link(connection).script("alive", (keys.model_keys(model).workers,), [])
+    return count
+
+
+def warn_if_unserved(redis_url: str | None, model: str) -> None:
+    """One line on stderr if no live worker serves `model`; raises RedisUnavailable."""
     with open_redis(redis_url) as connection:
-        workers = Link(connection).script("alive", (keys.model_keys(model).workers,), [])
+        workers = live_workers(connection, model)
     if not workers:
         typer.secho(
             f"warning: no worker serves model {model!r} now; its tasks wait for one until their "

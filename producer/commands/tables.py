@@ -13,10 +13,9 @@ from rich.text import Text
 
 from producer.keys import PRIORITIES
 from producer.letters import DeadLetter
-from producer.quote import printable
+from producer.quote import one_line, printable, shown_name
 from producer.spec import ModelSpec, TensorSpec
 from producer.status import Status
-from producer.text import one_line, shown_name
 
 LETTER_COLUMNS = ("rows", "deliveries", "size", "age")
 

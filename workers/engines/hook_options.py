@@ -7,9 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from producer.spec import DTYPES, TensorSpec
-
-_MOST_TENSORS = 256
+from producer.spec import DTYPES, MAX_RANK, MAX_TENSORS, TensorSpec
 
 
 def _check_function(reference: str) -> str:
@@ -35,12 +33,12 @@ class HookTensor(_Strict):
     name: str = Field(min_length=1, max_length=4096)
     dtype: Annotated[str, AfterValidator(_check_dtype)]
     #: The wire carries 32 axes, one of which is the batch.
-    shape: list[Annotated[int, Field(ge=1, le=2**31 - 1)] | None] = Field(max_length=31)
+    shape: list[Annotated[int, Field(ge=1, le=2**31 - 1)] | None] = Field(max_length=MAX_RANK - 1)
 
 
 def _check_tensors(tensors: list[HookTensor]) -> list[HookTensor]:
-    if not 1 <= len(tensors) <= _MOST_TENSORS:
-        raise ValueError(f"name 1 to {_MOST_TENSORS} tensors")
+    if not 1 <= len(tensors) <= MAX_TENSORS:
+        raise ValueError(f"name 1 to {MAX_TENSORS} tensors")
     twice = [name for name, count in Counter(t.name for t in tensors).items() if count > 1]
     if twice:
         raise ValueError(f"{', '.join(map(repr, twice))} is named twice")
