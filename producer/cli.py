@@ -78,7 +78,7 @@ _add(
     doctor.doctor,
     "trtq doctor --seconds 10",
     "trtq doctor --model digits --run",
-    "trtq doctor --metrics http://10.0.0.5:9464/metrics --json",
+    "trtq doctor --metrics http://10.0.0.5:9461/metrics --json",
 )
 _add(dead.list_letters, "trtq dead list digits --json", to=dead_app, name="list")
 _add(

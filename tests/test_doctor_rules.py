@@ -86,7 +86,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "device_idle": ({"execute_busy_share": 0.6, **QUEUED}, QUIET),
     "worker_idle": ({"busy_share": 0.6, **QUEUED}, {"busy_share": 0.9}),
     "slots_starve": ({**ON_CPU, "compute_concurrency": 3.0}, {"cpu_cores": 2.5}),
-    "too_many_slots": ({"slots": 6, "execute_concurrency": 5.5}, {"slots": 3}),
+    "too_many_slots": ({"slots": 8, "execute_concurrency": 7.5}, {"slots": 6}),
     "padding": ({"padding_share": 0.3}, {"padding_share": 0.15}),
     "batch_sizes_vary": ({"batch_variation": 1.4}, {"batches": 10}),
     "max_batch_above_load": ({**QUIET, "batch_fill_share": 0.1}, {"waiting_tasks": 5}),

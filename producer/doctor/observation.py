@@ -63,7 +63,7 @@ def discover(status: Status) -> list[str]:
     if status.workers and not urls:
         raise ConfigError(
             f"none of {len(status.workers)} live workers has a metrics port: start them with "
-            "--metrics-port 9464 (TRTQ_METRICS_PORT), or give --metrics URL"
+            "--metrics-port 9461 (TRTQ_METRICS_PORT), or give --metrics URL"
         )
     return sorted(map(checked_url, urls))
 

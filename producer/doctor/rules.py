@@ -183,10 +183,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "too_many_slots",
-        (Condition("slots", ">", 3.5), Condition("execute_concurrency", ">", 3.0)),
+        (Condition("slots", ">", 6.5), Condition("execute_concurrency", ">", 6.0)),
         "{execute_concurrency:.1f} batches are on the device at once: each waits for the others "
         "and takes longer, with the same throughput",
-        "lower slots to 3 and compare rows/s",
+        "lower slots to 6 and compare rows/s",
     ),
     Rule(
         "padding",

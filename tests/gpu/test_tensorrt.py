@@ -25,6 +25,7 @@ from workers.tensorrt.options import BuildOptions, Profile  # noqa: E402
 from workers.tensorrt.provide import Plan, provide_plan  # noqa: E402
 
 WIDTH = 64
+_DRIVER_PIECE_BYTES = 2 << 20
 PROFILES = (Profile(opt_batch=8, max_batch=8), Profile(opt_batch=64, max_batch=64))
 
 
@@ -181,4 +182,5 @@ def test_loading_again_and_again_returns_the_memory(plan: bytes) -> None:
         context.push()
         free.append(cuda.mem_get_info()[0])
         context.pop()
-    assert free[-1] >= free[2] - (1 << 20)
+    # The driver hands memory out in pieces of 2 MiB and keeps some: a leak loses one a load.
+    assert free[-1] >= free[2] - 4 * _DRIVER_PIECE_BYTES
