@@ -182,5 +182,5 @@ def test_loading_again_and_again_returns_the_memory(plan: bytes) -> None:
         context.push()
         free.append(cuda.mem_get_info()[0])
         context.pop()
-    # The driver hands memory out in pieces of 2 MiB and keeps some: a leak loses one a load.
-    assert free[-1] >= free[2] - 4 * _DRIVER_PIECE_BYTES
+    # TensorRT for RTX 1.4 alone loses some 84 KB a load: 17 loads cross one piece at most.
+    assert free[-1] >= free[2] - _DRIVER_PIECE_BYTES
