@@ -90,6 +90,7 @@ class Bench:
             models=str(folder),
             lease_ms=30_000,
             linger_ms=60_000,
+            wait_ms=100,
             turn_budget_s=3600,
             max_deliveries=DELIVERIES,
         )

@@ -139,7 +139,8 @@ class Runtime:
                 # A bell that came while the worker stops: another worker's watch rings again.
                 return _summary(model, Counters(), 0.0)
             before, started_ms = served.counters.copy(), self._clock()
-            served.turn(self._stopping.is_set, self._others_wait)
+            shared = len(self._models) > 1
+            served.turn(self._stopping.is_set, self._others_wait, shared=shared)
             self._turned_ms = self._clock()
             summary = _summary(
                 model, served.counters.since(before), (self._clock() - started_ms) / 1000

@@ -31,6 +31,9 @@ log = logging.getLogger("trtq.served")
 
 #: How long closing waits for a batch; the turn has waited for it before.
 _CLOSE_S = 5.0
+#: One wait for new entries, in a process with one model and with several.
+_WAIT_ALONE_MS = 100.0
+_WAIT_SHARED_MS = 10.0
 
 
 class Served:
@@ -126,8 +129,10 @@ class Served:
             extra={"model": config.name},
         )
 
-    def turn(self, stopping: Callable[[], bool], others_wait: Callable[[], bool]) -> None:
-        """Runs one turn."""
+    def turn(
+        self, stopping: Callable[[], bool], others_wait: Callable[[], bool], *, shared: bool
+    ) -> None:
+        """Runs one turn; `shared` says that the process has other models too."""
         settings, cover_rows = self._settings, self.spec.cover_rows
         drain_ms = settings.drain_grace_s * 1000
         limits = TurnLimits(
@@ -136,6 +141,7 @@ class Served:
             unanswered_rows=4 * cover_rows,
             lease_ms=settings.lease_ms,
             linger_ms=settings.linger_ms,
+            wait_ms=_WAIT_SHARED_MS if shared else _WAIT_ALONE_MS,
             budget_ms=settings.turn_budget_s * 1000,
             max_deliveries=settings.max_deliveries,
             drain_ms=drain_ms,

@@ -23,6 +23,8 @@ log = logging.getLogger("trtq.turn")
 
 _SLICE_MS = 100
 _QUANTUM_MS = 100.0
+#: A turn that has caught up leaves to another model after this: no more than 50 turns a second.
+_LEAST_TURN_MS = 20.0
 _RECLAIM_MS = 1000.0
 _FIRST_RECLAIM_MS = 5.0
 _LINK_PATIENCE_MS = 5000.0
@@ -36,6 +38,8 @@ class TurnLimits(NamedTuple):
     unanswered_rows: int
     lease_ms: int
     linger_ms: float
+    #: How long one wait for new entries may take: nothing else is seen meanwhile.
+    wait_ms: float
     budget_ms: float
     max_deliveries: int
     #: How long a turn's end waits for what runs: of a worker that stops, and of one that goes on.
@@ -116,7 +120,8 @@ class Turn:
             now_ms = self._clock()
             if self._stopping() or now_ms - started_ms > limits.budget_ms:
                 return
-            if now_ms - started_ms > _QUANTUM_MS and self._others_wait():
+            least_ms = _QUANTUM_MS if backlog else _LEAST_TURN_MS
+            if now_ms - started_ms > least_ms and self._others_wait():
                 return
             if now_ms >= renew_ms:
                 self._renew()
@@ -142,7 +147,7 @@ class Turn:
                 left_ms = limits.linger_ms - (now_ms - quiet_since_ms)
                 if self._more_suspects:
                     left_ms = 0.0
-                claimed = self._wait(room, min(_SLICE_MS, max(1.0, left_ms)))
+                claimed = self._wait(room, min(limits.wait_ms, max(1.0, left_ms)))
                 backlog = claimed >= room
             if claimed or len(self._ledger):
                 quiet_since_ms = self._clock()
