@@ -15,7 +15,14 @@ $(VENV)/.made: pyproject.toml
 
 .venv: $(VENV)/.made
 
-demo: $(VENV)/.made
+# Less than the tests need, so that a first look does not wait for all of that.
+$(VENV)/.demo: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[demo]'
+	touch $@
+
+demo: $(VENV)/.demo
 	$(BIN)/python -m examples.demo
 
 test: $(VENV)/.made

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +36,7 @@ LINK_ERRORS = (
 #: The same, and what passes on a server that answers: a full disk, a failover, a busy script.
 PASSING_ERRORS = (*LINK_ERRORS, redis.exceptions.ResponseError)
 
+_RETRY_S = 1.0
 _SSL_ENDED = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
@@ -74,6 +76,27 @@ def connect(url: str, *, timeout_s: float = 5.0) -> redis.Redis:
             "redis://[[user]:password@]host:port/db (rediss:// for TLS), signs of the password "
             "like / ? # @ % as %2F %3F %23 %40 %25"
         ) from None
+
+
+def wait_until_answers(
+    url: str, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Returns once Redis at `url` answers, however long that takes; `say` is told once of a wait.
+
+    Raises ConfigError, AccessDenied, TlsFailed: what waiting does not mend.
+    """
+    waiting = False
+    with connect(url) as connection:
+        while True:
+            try:
+                with named_errors(url):
+                    connection.ping()
+                return
+            except RedisUnavailable as failure:
+                if not waiting:
+                    say(f"waiting: {failure.message}")
+                waiting = True
+            sleep(_RETRY_S)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
@@ -68,6 +69,10 @@ class EmbeddedRedis:
         binary = server_binary()
         if not self.port:
             self.port = free_port()
+        elif _is_taken(self.port):
+            raise RedisUnavailable(
+                f"port {self.port} of 127.0.0.1 is taken: choose another one, or 0 for a free one"
+            )
         if self._folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="trtq-redis-")
         folder = self._folder or Path(self._temporary.name if self._temporary else ".")
@@ -147,6 +152,19 @@ class EmbeddedRedis:
                     continue
                 return
         raise RedisUnavailable(f"redis-server on port {self.port} did not answer in {_START_S} s")
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        # As redis-server does: a port whose last connections are closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as failure:
+            if failure.errno != errno.EADDRINUSE:
+                raise
+            return True
+    return False
 
 
 def free_port() -> int:

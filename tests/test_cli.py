@@ -59,6 +59,8 @@ def test_submit_json_and_files(run: Run, tmp_path: Path) -> None:
     written = run("submit", "checksum", tmp_path / "rows.npy", "--output", tmp_path / "sums.npy")
     assert written.exit_code == 0, written.output
     assert np.load(tmp_path / "sums.npy").tolist() == SUMS[:5].tolist()
+    assert f"wrote {tmp_path / 'sums.npy'}: " in written.stdout
+    assert written.stdout.rstrip().endswith(" (5,)")
     np.savez(tmp_path / "pair.npz", a=np.array([1, 2, 3], "f4"), b=np.array([4, 5, 6], "f4"))
     both = run("submit", "pair", tmp_path / "pair.npz")
     assert json.loads(both.stdout) == {"sum": [5, 7, 9], "product": [4, 10, 18]}

@@ -67,10 +67,10 @@ def worker(
     """Serve models: a Celery worker process for each device, started again when it fails.
 
     The first SIGTERM or Ctrl-C lets running batches finish, for at most TRTQ_DRAIN_GRACE_S and
-    10 seconds; the second ends at once.
+    10 seconds; the second ends at once. Waits for a Redis that does not answer yet.
     Exit code 78: the configuration is wrong.
     """
-    from producer.connection import connect
+    from producer.connection import connect, wait_until_answers
 
     url = url_for(redis_url)
     connect(url).close()  # a URL that is none is refused here, not in every process
@@ -87,6 +87,7 @@ def worker(
         loglevel=loglevel,
         affinity=affinity,
     )
+    wait_until_answers(url, lambda line: typer.echo(f"trtq worker: {line}", err=True))
     observe = importlib.import_module("workers.observe")
     raise typer.Exit(launch.launch(observe.with_ports(plans, metrics_port)))
 

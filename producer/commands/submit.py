@@ -116,3 +116,7 @@ def _write(output: Path, named: dict[str, Any]) -> None:
     from producer.commands.arrays import write_outputs
 
     write_outputs(output, named)
+    arrays = ", ".join(
+        f"{name} {array.dtype} {array.shape}" for name, array in sorted(named.items())
+    )
+    typer.echo(f"wrote {output}: {arrays}")
