@@ -17,10 +17,10 @@ from rich.console import Console
 from benchmarks.report import Spread, machine, warn_if_busy, write_json
 from producer.connection import connect
 from producer.embedded import EmbeddedRedis
-from producer.inbox import Inbox
 from producer.limits import RateLimit
 from producer.link import Link
 from producer.spec import ModelSpec, TensorSpec
+from workers.inbox import WorkerInbox
 
 _FRAME = b"x" * 150
 _LIMIT = RateLimit(rows_per_s=1e9, per_client_rows_per_s=1e9)
@@ -32,7 +32,7 @@ class Model:
 
     def __init__(self, link: Link, name: str, limit: RateLimit | None) -> None:
         self._link = link
-        self._inbox = Inbox(link, name)
+        self._inbox = WorkerInbox(link, name)
         self._spec = ModelSpec(
             name=name, inputs=(_TENSOR,), outputs=(_TENSOR,), max_batch=64, max_rows_per_task=64
         )

@@ -24,13 +24,14 @@ from rich.table import Table
 from benchmarks.report import Spread, machine, warn_if_busy, write_json
 from producer.connection import connect
 from producer.embedded import EmbeddedRedis
-from producer.inbox import Inbox, Settlement
+from producer.entries import Settlement
 from producer.link import Link
 from producer.mailbox import Mailbox
 from producer.spec import ModelSpec, TensorSpec
 from producer.task import InferenceTask, Reply, RowReference, Tensor
 from producer.ticket import Ticket
 from producer.wire import encode_reply, encode_task, sender_of
+from workers.inbox import WorkerInbox
 
 _CLIENT = "bench.0123456789ab"
 _NORMAL = 1
@@ -97,7 +98,7 @@ class Subject:
 
     def __init__(self, connection: redis.Redis) -> None:
         self._redis = connection
-        self._inbox = Inbox(Link(connection), "bench")
+        self._inbox = WorkerInbox(Link(connection), "bench")
         self._mailbox = Mailbox(Link(connection), _CLIENT, time.monotonic)
         self._numbers = itertools.count()
         self._flushes = itertools.count(1)

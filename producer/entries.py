@@ -1,10 +1,10 @@
-"""What the queue's scripts answer, as named tuples."""
+"""What goes into and comes out of the queue's scripts, as named tuples."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from producer.letters import OldLetter
@@ -43,6 +43,23 @@ class Reclaim(NamedTuple):
 
     entries: list[Entry]
     suspects_wait: bool
+
+
+class Settlement(NamedTuple):
+    """One entry's end: who is told what, and what is kept."""
+
+    entry: Entry
+    rows: int
+    client: str | None
+    reply: bytes
+    result_key: str = ""
+    store_s: int = 0
+    #: Fields of the dead letter to keep (see letters.py); its frame is added in Redis.
+    letter: Sequence[str | bytes] = ()
+    #: The task's id and tracing context, where its client traces it.
+    trace: tuple[str, Mapping[str, str]] | None = None
+    #: A task that ends without having been run frees its idempotency key.
+    frees_key: bool = False
 
 
 class Settled(NamedTuple):

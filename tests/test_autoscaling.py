@@ -15,11 +15,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from producer import keys
 from producer.acl import Role, User, rights_of
+from producer.entries import Settlement
 from producer.exporter import QueueCollector
-from producer.inbox import Inbox, Settlement
 from producer.link import Link
 from tests.support.processes import ROOT
 from tests.support.specs import SPEC
+from workers.inbox import WorkerInbox
 
 MODEL = "digits"
 
@@ -41,8 +42,8 @@ def kedas_reading(connection: redis.Redis) -> list[int]:
 
 
 @pytest.fixture
-def inbox(connection: redis.Redis) -> Inbox:
-    return Inbox(Link(connection), MODEL)
+def inbox(connection: redis.Redis) -> WorkerInbox:
+    return WorkerInbox(Link(connection), MODEL)
 
 
 def test_triggers_read_the_streams_by_length() -> None:
@@ -52,7 +53,9 @@ def test_triggers_read_the_streams_by_length() -> None:
         assert not {"consumerGroup", "lagCount", "pendingEntriesCount"} & set(trigger["metadata"])
 
 
-def test_length_is_what_waits_and_what_is_in_work(connection: redis.Redis, inbox: Inbox) -> None:
+def test_length_is_what_waits_and_what_is_in_work(
+    connection: redis.Redis, inbox: WorkerInbox
+) -> None:
     spec = SPEC.model_copy(update={"name": MODEL, "queue_max_rows": 100, "queue_max_bytes": 10_000})
     assert kedas_reading(connection) == [0, 0, 0], "before anything was submitted"
     _, ids = inbox.add(spec, 1, "c", 1, [(1, b"x")] * 10)
@@ -71,7 +74,7 @@ def test_length_is_what_waits_and_what_is_in_work(connection: redis.Redis, inbox
 
 
 def test_lag_is_lost_when_a_waiting_task_is_cancelled(
-    connection: redis.Redis, inbox: Inbox
+    connection: redis.Redis, inbox: WorkerInbox
 ) -> None:
     """Why the triggers do not use it. Servers before 7 have no lag at all."""
     spec = SPEC.model_copy(update={"name": MODEL, "queue_max_rows": 100, "queue_max_bytes": 10_000})
@@ -93,7 +96,9 @@ def test_the_exporters_user_may_ask_what_keda_asks() -> None:
     assert "trtq:*" in rights.keys
 
 
-def test_queries_name_what_the_exporter_exposes(connection: redis.Redis, inbox: Inbox) -> None:
+def test_queries_name_what_the_exporter_exposes(
+    connection: redis.Redis, inbox: WorkerInbox
+) -> None:
     spec = SPEC.model_copy(update={"name": MODEL})
     connection.hset(keys.MODELS, MODEL, spec.model_dump_json())
     inbox.add(spec, 1, "c", 1, [(1, b"x")] * 4)

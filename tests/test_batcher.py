@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.inbox import Entry
+from producer.entries import Entry
 from producer.task import InferenceTask
 from workers.batcher import AGING_MS, Held, choose
 

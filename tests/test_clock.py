@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from producer.inbox import Inbox
 from producer.link import Link
 from tests.support.processes import until
 from tests.support.specs import SPEC
 from tests.support.stepped_redis import stepped_redis
+from workers.inbox import WorkerInbox
 
 HOUR_S = 3600
 LEASE_MS = 500
@@ -26,7 +26,7 @@ class Stepped:
 
     def __init__(self, connection: redis.Redis, clock: Path) -> None:
         self.connection = connection
-        self.inbox = Inbox(Link(connection), "m")
+        self.inbox = WorkerInbox(Link(connection), "m")
         self._clock = clock
         self._flush = 0
 

@@ -19,6 +19,7 @@ from producer import Client, keys
 from producer.cli import app
 from producer.dead import DeadLetters
 from producer.embedded import EmbeddedRedis
+from producer.entries import Entry, Settlement
 from producer.errors import (
     CorruptMessage,
     InvalidInput,
@@ -29,7 +30,6 @@ from producer.errors import (
     UnknownModel,
     WrongDtype,
 )
-from producer.inbox import Entry, Inbox, Settlement
 from producer.letters import DeadLetter, LetterLimits, encode_letter
 from producer.link import Link
 from producer.purge import purge
@@ -39,6 +39,7 @@ from producer.wire import decode_task, encode_reply, encode_task
 from tests.support import models as onnx_models
 from tests.support.processes import WorkerHandle, start_worker, until
 from tests.support.specs import SPEC
+from workers.inbox import WorkerInbox
 
 Run = Callable[..., Result]
 
@@ -62,7 +63,7 @@ class Queue:
 
     def __init__(self, connection: redis.Redis, limits: LetterLimits | None = None) -> None:
         self.connection = connection
-        self.inbox = Inbox(Link(connection), "m", limits)
+        self.inbox = WorkerInbox(Link(connection), "m", limits)
         self.letters = DeadLetters(connection, "m")
         self.flush = 0
         connection.hset(keys.MODELS, "m", SPEC.model_dump_json())
@@ -315,7 +316,7 @@ def test_from_poison_to_a_stored_result(
 ) -> None:
     row = np.arange(16, dtype=np.uint8)
     with redis.Redis.from_url(redis_url, protocol=2) as raw, Client(redis_url) as client:
-        inbox = Inbox(Link(raw), "checksum")
+        inbox = WorkerInbox(Link(raw), "checksum")
         until(lambda: raw.hexists(keys.MODELS, "checksum"))
         # As if the task had been taken by two workers that both died: held, then held alone.
         task_id = "gone.ab-1"

@@ -380,6 +380,7 @@ def test_the_option_for_affinity(
     install: Install,
     models: Path,
     monkeypatch: pytest.MonkeyPatch,
+    redis_url: str,
     options: list[str],
     cores: set[int],
 ) -> None:
@@ -387,7 +388,8 @@ def test_the_option_for_affinity(
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     launched: list[Plan] = []
     monkeypatch.setattr(launch, "launch", lambda plans: launched.extend(plans) or 0)
-    command = ["worker", "--devices", "all", "--models", str(models), *options]
+    command = ["worker", "--devices", "all", "--models", str(models), "--redis-url", redis_url]
+    command += options
     assert CliRunner().invoke(app, command).exit_code == 0
     assert [plan.cores for plan in launched] == [cores, set()]
 

@@ -20,12 +20,12 @@ from producer.cli import app
 from producer.doctor.load import Load, default_in_flight, random_inputs
 from producer.embedded import EmbeddedRedis, free_port
 from producer.errors import InvalidInput
-from producer.inbox import Inbox
 from producer.link import Link
 from producer.spec import ModelSpec, TensorSpec
 from producer.ticket import Ticket
 from tests.support import models as onnx_models
 from tests.support.processes import ROOT, WorkerHandle, start_worker, until
+from workers.inbox import WorkerInbox
 
 Doctor = Callable[..., Result]
 X = [{"name": "x", "dtype": "float32", "shape": [256]}]
@@ -211,7 +211,7 @@ def test_a_queue_without_a_worker(tmp_path: Path) -> None:
     spec = ModelSpec(name="m", inputs=(), outputs=(), max_batch=4, max_rows_per_task=4)
     with EmbeddedRedis() as server, redis.Redis.from_url(server.url, protocol=2) as connection:
         connection.hset(keys.MODELS, "m", spec.model_dump_json())
-        Inbox(Link(connection), "m").add(spec, 1, "c", 0, [(1, b"task")])
+        WorkerInbox(Link(connection), "m").add(spec, 1, "c", 0, [(1, b"task")])
         runner = CliRunner(env={"TRTQ_REDIS_URL": server.url})
         shown = runner.invoke(app, ["doctor", "--seconds", "0.5"])
     assert shown.exit_code == 1
@@ -328,7 +328,7 @@ def test_load_is_bounded_in_time_and_leaves_nothing_behind(redis_url: str) -> No
         load.close()
         load.check()
         assert load.tasks >= 4
-        assert until(lambda: Inbox(Link(client._redis), "slow").look().rows == 0)
+        assert until(lambda: WorkerInbox(Link(client._redis), "slow").look().rows == 0)
         with pytest.raises(InvalidInput, match="--rows"):
             Load(client, spec, rows=99, in_flight=1, most_s=1).start()
 

@@ -41,11 +41,11 @@ from producer.errors import (
     WrongInputName,
     WrongShape,
 )
-from producer.inbox import Inbox
 from producer.link import Link
 from producer.task import RowReference
 from tests.support import models as onnx_models
 from tests.support.processes import ROOT, WorkerHandle, start_worker, until
+from workers.inbox import WorkerInbox
 
 ROWS = np.random.default_rng(1).integers(0, 256, (64, 16), dtype=np.uint8)
 
@@ -238,7 +238,7 @@ def test_one_bad_task_fails_alone(client: Client) -> None:
 
 
 def test_entries_that_are_no_tasks(client: Client, raw: redis.Redis) -> None:
-    inbox = Inbox(Link(raw), "checksum")
+    inbox = WorkerInbox(Link(raw), "checksum")
     dead_before = inbox.look().dead
     box = Client(client.redis_url, name="probe").start()
     ticket = box.submit("slow", np.zeros(64, np.float32))
@@ -289,7 +289,7 @@ def test_a_vanished_reply_stream_harms_nobody(client: Client, raw: redis.Redis) 
     assert isinstance(tickets[-1].exception(1), ClientClosed | type(None))
     with pytest.raises(ClientClosed):
         gone.submit("slow", np.zeros(64, np.float32))
-    inbox = Inbox(Link(raw), "slow")
+    inbox = WorkerInbox(Link(raw), "slow")
     until(lambda: inbox.look().rows == 0)
     key = keys.reply(gone.client_id)
     assert raw.exists(key) == 0 or raw.ttl(key) > 0
@@ -298,7 +298,7 @@ def test_a_vanished_reply_stream_harms_nobody(client: Client, raw: redis.Redis) 
 def test_cancel_and_deadline_and_priority_and_full_queue(client: Client, raw: redis.Redis) -> None:
     zeros = np.zeros(64, np.float32)
     order: list[str] = []
-    inbox = Inbox(Link(raw), "slow")
+    inbox = WorkerInbox(Link(raw), "slow")
     batch = [client.submit("slow", zeros) for _ in range(40)]
     until(lambda: inbox.look().claimed > 0)
     urgent = client.submit("slow", zeros, priority="high")
@@ -328,7 +328,7 @@ def test_cancel_and_deadline_and_priority_and_full_queue(client: Client, raw: re
 
 def test_a_claimed_task_is_cancelled_before_it_runs(client: Client, raw: redis.Redis) -> None:
     zeros = np.zeros(64, np.float32)
-    inbox = Inbox(Link(raw), "slow")
+    inbox = WorkerInbox(Link(raw), "slow")
     until(lambda: inbox.look().rows == 0)
     tickets = [client.submit("slow", zeros) for _ in range(40)]
     until(lambda: inbox.look().claimed > 4)
@@ -434,6 +434,6 @@ def test_no_redis_is_named_without_its_password() -> None:
 
 def test_streams_are_empty_at_the_end(client: Client, raw: redis.Redis) -> None:
     for model in ("checksum", "pair", "dynamic", "failing", "slow"):
-        inbox = Inbox(Link(raw), model)
+        inbox = WorkerInbox(Link(raw), model)
         until(lambda inbox=inbox: inbox.look().rows == 0)
         assert inbox.look()[:6] == (0, 0, 0, 0, 0, 0)

@@ -19,13 +19,13 @@ import redis
 from producer import Client, errors, keys
 from producer.embedded import EmbeddedRedis
 from producer.errors import BatchTimeout, EngineFailed, PoisonTask, TrtqError
-from producer.inbox import Inbox
 from producer.link import Link
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, Reply, Tensor
 from producer.wire import decode_replies, encode_task
 from tests.support import models as onnx_models
 from tests.support.processes import start_supervised, start_worker, until
+from workers.inbox import WorkerInbox
 from workers.process import EXIT_FATAL
 
 MODEL = "checksum"
@@ -70,7 +70,7 @@ class Sender:
         self._redis = connection
         self._client = client
         self._number = 0
-        self.inbox = Inbox(Link(connection), MODEL)
+        self.inbox = WorkerInbox(Link(connection), MODEL)
         published: Any = connection.hget(keys.MODELS, MODEL)
         self._spec = ModelSpec.model_validate_json(published)
 

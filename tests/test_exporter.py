@@ -15,11 +15,11 @@ from producer import keys
 from producer.embedded import EmbeddedRedis, free_port
 from producer.errors import Unavailable
 from producer.exporter import Exporter
-from producer.inbox import Inbox
 from producer.link import Link
 from tests.support.http import scrape, value
 from tests.support.processes import ROOT, until
 from tests.support.specs import SPEC
+from workers.inbox import WorkerInbox
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def url(connection: redis.Redis) -> Iterator[str]:
 
 
 def test_queues_by_model_and_priority(connection: redis.Redis, url: str) -> None:
-    inbox = Inbox(Link(connection), "m")
+    inbox = WorkerInbox(Link(connection), "m")
     connection.hset(keys.MODELS, "m", SPEC.model_dump_json())
     inbox.attend("w1", 5000)
     for flush, priority in enumerate((0, 2, 2)):

@@ -18,11 +18,11 @@ from producer.bell import bell_message
 from producer.bulk import BulkProgress, run_bulk
 from producer.embedded import EmbeddedRedis
 from producer.errors import DeadlineExceeded, PoisonTask, TrtqError
-from producer.inbox import Inbox
 from producer.link import Link
 from producer.wire import decode_replies
 from tests.support import models as onnx_models
 from tests.support.processes import ROOT, start_worker, until
+from workers.inbox import WorkerInbox
 from workers.process import EXIT_FATAL
 from workers.settings import EXIT_CONFIG
 
@@ -50,10 +50,10 @@ def server() -> Iterator[EmbeddedRedis]:
 
 
 @pytest.fixture
-def inbox(server: EmbeddedRedis) -> Iterator[Inbox]:
+def inbox(server: EmbeddedRedis) -> Iterator[WorkerInbox]:
     """The slow model's queue."""
     with redis.Redis.from_url(server.url, protocol=2) as connection:
-        yield Inbox(Link(connection), "slow")
+        yield WorkerInbox(Link(connection), "slow")
 
 
 def rows(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -92,7 +92,7 @@ def test_a_lost_device_ends_the_process_and_hands_its_tasks_back(
 
 
 def test_a_killed_workers_tasks_are_answered_by_another(
-    server: EmbeddedRedis, inbox: Inbox, folder: Path
+    server: EmbeddedRedis, inbox: WorkerInbox, folder: Path
 ) -> None:
     first = start_worker(server.url, folder, name="first", lease_ms="1000")
     with Client(server.url) as client:
@@ -111,7 +111,7 @@ def test_a_killed_workers_tasks_are_answered_by_another(
 
 
 def test_a_worker_that_slept_beyond_its_lease_answers_nothing_twice(
-    server: EmbeddedRedis, inbox: Inbox, folder: Path
+    server: EmbeddedRedis, inbox: WorkerInbox, folder: Path
 ) -> None:
     first = start_worker(server.url, folder, name="first", lease_ms="500")
     with Client(server.url) as client:
@@ -140,7 +140,7 @@ def test_a_worker_that_slept_beyond_its_lease_answers_nothing_twice(
 
 
 def test_a_stopping_worker_hands_back_what_it_has_not_started(
-    server: EmbeddedRedis, inbox: Inbox, folder: Path
+    server: EmbeddedRedis, inbox: WorkerInbox, folder: Path
 ) -> None:
     first = start_worker(server.url, folder, name="first", lease_ms="60000")
     with Client(server.url) as client:
@@ -205,7 +205,7 @@ def test_redis_loses_everything(folder: Path) -> None:
 
 
 def test_a_task_that_no_worker_survives_is_poison(
-    server: EmbeddedRedis, inbox: Inbox, folder: Path
+    server: EmbeddedRedis, inbox: WorkerInbox, folder: Path
 ) -> None:
     with Client(server.url) as client:
         worker = start_worker(server.url, folder, lease_ms="500", max_deliveries="1")

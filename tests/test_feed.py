@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from producer.inbox import Entry
+from producer.entries import Entry
 from producer.task import InferenceTask, Tensor
 from workers.batcher import Held
 from workers.feed import Feed

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from producer.entries import Entry, Settlement
 from producer.errors import (
     DeviceLost,
     EngineFailed,
@@ -20,7 +21,6 @@ from producer.errors import (
     InvalidInput,
     OutOfDeviceMemory,
 )
-from producer.inbox import Entry, Settlement
 from producer.spec import ModelSpec, TensorSpec
 from producer.task import InferenceTask, Reply, Tensor
 from producer.wire import decode_replies

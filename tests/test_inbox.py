@@ -21,22 +21,15 @@ from hypothesis.stateful import (
 )
 
 from producer import keys
-from producer.entries import Settled
-from producer.inbox import (
-    BELL_TTL_MS,
-    SCRIPT_BYTES,
-    TURN_LEASE_MS,
-    Entry,
-    Inbox,
-    Reclaim,
-    Settlement,
-)
+from producer.entries import Entry, Reclaim, Settled, Settlement
+from producer.inbox import BELL_TTL_MS
 from producer.letters import encode_letter
 from producer.link import Link
 from producer.task import Reply
 from producer.wire import decode_replies, encode_reply
 from tests.support.processes import until
 from tests.support.specs import SPEC
+from workers.inbox import SCRIPT_BYTES, TURN_LEASE_MS, WorkerInbox
 from workers.metrics import Counters
 from workers.presence import Presence
 
@@ -46,7 +39,7 @@ LETTER = encode_letter("c-1", "poison_task", "killed", 1, 1, 4, ["w1"], b"1-0", 
 class Adder:
     """Adds tasks as a client does, each call a flush of its own."""
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: WorkerInbox) -> None:
         self.inbox = inbox
         self.flush = 0
         self.spec = SPEC
@@ -63,12 +56,12 @@ class Adder:
 
 
 @pytest.fixture
-def inbox(connection: redis.Redis) -> Inbox:
-    return Inbox(Link(connection), "m")
+def inbox(connection: redis.Redis) -> WorkerInbox:
+    return WorkerInbox(Link(connection), "m")
 
 
 @pytest.fixture
-def add(inbox: Inbox) -> Adder:
+def add(inbox: WorkerInbox) -> Adder:
     return Adder(inbox)
 
 
@@ -80,7 +73,7 @@ def replies(connection: redis.Redis) -> list[bytes]:
     return connection.lrange(keys.reply("c"), 0, -1)
 
 
-def test_the_first_work_rings_and_more_does_not(inbox: Inbox, add: Adder) -> None:
+def test_the_first_work_rings_and_more_does_not(inbox: WorkerInbox, add: Adder) -> None:
     ring, ids = add([b"a", b"b"])
     assert ring
     assert len(ids) == 2
@@ -89,7 +82,7 @@ def test_the_first_work_rings_and_more_does_not(inbox: Inbox, add: Adder) -> Non
     assert (state.normal, state.rows, state.bytes, state.bells) == (3, 3, 3, 1)
 
 
-def test_a_running_turn_covers_and_an_ended_one_does_not(inbox: Inbox, add: Adder) -> None:
+def test_a_running_turn_covers_and_an_ended_one_does_not(inbox: WorkerInbox, add: Adder) -> None:
     inbox.enter("w")
     assert add([b"a"])[0] is False
     assert inbox.leave("w") is True
@@ -97,14 +90,14 @@ def test_a_running_turn_covers_and_an_ended_one_does_not(inbox: Inbox, add: Adde
     assert add([b"b"])[0] is False
 
 
-def test_a_turn_that_left_nothing_does_not_ring(inbox: Inbox, add: Adder) -> None:
+def test_a_turn_that_left_nothing_does_not_ring(inbox: WorkerInbox, add: Adder) -> None:
     inbox.enter("w")
     add([b"a"])
     inbox.claim("w", 10)
     assert inbox.leave("w") is False
 
 
-def test_more_work_than_a_worker_holds_rings_for_another(inbox: Inbox, add: Adder) -> None:
+def test_more_work_than_a_worker_holds_rings_for_another(inbox: WorkerInbox, add: Adder) -> None:
     inbox.attend("w1", 5000)
     inbox.attend("w2", 5000)
     inbox.enter("w1")
@@ -114,7 +107,7 @@ def test_more_work_than_a_worker_holds_rings_for_another(inbox: Inbox, add: Adde
 
 
 def test_a_lost_bell_is_healed_when_it_is_old(
-    inbox: Inbox, add: Adder, connection: redis.Redis
+    inbox: WorkerInbox, add: Adder, connection: redis.Redis
 ) -> None:
     add([b"a"])
     assert inbox.heal(1000) is False
@@ -125,7 +118,9 @@ def test_a_lost_bell_is_healed_when_it_is_old(
     assert BELL_TTL_MS <= 1000
 
 
-def test_large_tasks_are_claimed_in_the_same_order_as_small_ones(inbox: Inbox, add: Adder) -> None:
+def test_large_tasks_are_claimed_in_the_same_order_as_small_ones(
+    inbox: WorkerInbox, add: Adder
+) -> None:
     def frame(mark: bytes) -> bytes:
         return mark * SCRIPT_BYTES
 
@@ -141,7 +136,7 @@ def test_large_tasks_are_claimed_in_the_same_order_as_small_ones(inbox: Inbox, a
     assert inbox.look().claimed == 6
 
 
-def test_a_few_large_tasks_are_claimed_by_rows_too(inbox: Inbox, add: Adder) -> None:
+def test_a_few_large_tasks_are_claimed_by_rows_too(inbox: WorkerInbox, add: Adder) -> None:
     add.allow(queue_max_bytes=100 * SCRIPT_BYTES, queue_max_rows=100)
     for _ in range(4):
         add([b"x" * SCRIPT_BYTES], rows=8)
@@ -154,7 +149,7 @@ def redis_ms(connection: redis.Redis) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-def test_a_dead_workers_entries_are_healed(inbox: Inbox, add: Adder) -> None:
+def test_a_dead_workers_entries_are_healed(inbox: WorkerInbox, add: Adder) -> None:
     add([b"a"])
     inbox.enter("dead")
     inbox.claim("dead", 1)
@@ -163,7 +158,7 @@ def test_a_dead_workers_entries_are_healed(inbox: Inbox, add: Adder) -> None:
     assert until(lambda: inbox.heal(1))
 
 
-def test_claims_go_by_priority(inbox: Inbox, add: Adder) -> None:
+def test_claims_go_by_priority(inbox: WorkerInbox, add: Adder) -> None:
     add([b"low"], 2)
     add([b"normal"], 1)
     add([b"high1", b"high2"], 0)
@@ -174,14 +169,14 @@ def test_claims_go_by_priority(inbox: Inbox, add: Adder) -> None:
     assert [e.frame for e in inbox.claim("w", 1, first=2).entries] == [b"low2"]
 
 
-def test_waiting_claims_and_heals_a_missing_group(inbox: Inbox, add: Adder) -> None:
+def test_waiting_claims_and_heals_a_missing_group(inbox: WorkerInbox, add: Adder) -> None:
     assert inbox.wait("w", 4, 1) == []
     add([b"abc"], rows=3)
     (entry,) = inbox.wait("w", 4, 1000)
     assert (entry.stream, entry.frame, entry.rows) == (1, b"abc", 3)
 
 
-def test_the_same_flush_twice_adds_once(inbox: Inbox) -> None:
+def test_the_same_flush_twice_adds_once(inbox: WorkerInbox) -> None:
     first = inbox.add(SPEC, 1, "c", 7, [(1, b"a")])
     again = inbox.add(SPEC, 1, "c", 7, [(1, b"a")])
     assert again == (False, first[1])
@@ -190,7 +185,7 @@ def test_the_same_flush_twice_adds_once(inbox: Inbox) -> None:
     assert inbox.look()[:2] == (1, 1)
 
 
-def test_limits_of_rows_and_bytes(inbox: Inbox, add: Adder) -> None:
+def test_limits_of_rows_and_bytes(inbox: WorkerInbox, add: Adder) -> None:
     _, ids = add([b"a"] * 6, rows=4)
     assert [entry_id is not None for entry_id in ids] == [True] * 5 + [False]
     entries = inbox.claim("w", 20).entries
@@ -200,7 +195,7 @@ def test_limits_of_rows_and_bytes(inbox: Inbox, add: Adder) -> None:
     assert [entry_id is not None for entry_id in ids] == [True, False, True]
 
 
-def test_settling_answers_once(inbox: Inbox, add: Adder, connection: redis.Redis) -> None:
+def test_settling_answers_once(inbox: WorkerInbox, add: Adder, connection: redis.Redis) -> None:
     add([b"a", b"b"])
     entries = inbox.claim("w", 10).entries
     assert inbox.settle([answer(e, b"<%s>" % (e.frame or b"")) for e in entries]) == Settled(2)
@@ -211,7 +206,7 @@ def test_settling_answers_once(inbox: Inbox, add: Adder, connection: redis.Redis
 
 
 def test_settling_stores_and_keeps_the_dead(
-    inbox: Inbox, add: Adder, connection: redis.Redis
+    inbox: WorkerInbox, add: Adder, connection: redis.Redis
 ) -> None:
     add([b"a"])
     (entry,) = inbox.claim("w", 10).entries
@@ -224,7 +219,7 @@ def test_settling_stores_and_keeps_the_dead(
 
 @pytest.mark.parametrize("fields", [{"d": b""}, {"other": b"x"}, {"d": b"a", "r": b"0"}])
 def test_an_entry_of_no_bytes_or_rows_ends_like_any_other(
-    inbox: Inbox, connection: redis.Redis, fields: dict[str, bytes]
+    inbox: WorkerInbox, connection: redis.Redis, fields: dict[str, bytes]
 ) -> None:
     inbox.ensure_groups()
     first, second, third = (connection.xadd(inbox.keys.normal, fields) for _ in range(3))
@@ -238,7 +233,7 @@ def test_an_entry_of_no_bytes_or_rows_ends_like_any_other(
 
 
 def test_a_client_that_spoils_its_reply_key_costs_others_no_answer(
-    inbox: Inbox, add: Adder, connection: redis.Redis
+    inbox: WorkerInbox, add: Adder, connection: redis.Redis
 ) -> None:
     add([b"a", b"b"])
     mine, other = inbox.claim("w", 2).entries
@@ -250,7 +245,7 @@ def test_a_client_that_spoils_its_reply_key_costs_others_no_answer(
 
 
 def test_a_stream_that_somebody_else_made_is_claimed_too(
-    inbox: Inbox, add: Adder, connection: redis.Redis
+    inbox: WorkerInbox, add: Adder, connection: redis.Redis
 ) -> None:
     connection.xadd(inbox.keys.high, {"d": b"foreign"})
     assert inbox.look().high == 1
@@ -262,7 +257,7 @@ def test_a_stream_that_somebody_else_made_is_claimed_too(
 
 
 def test_a_late_worker_cannot_answer_twice(
-    inbox: Inbox, add: Adder, connection: redis.Redis
+    inbox: WorkerInbox, add: Adder, connection: redis.Redis
 ) -> None:
     add([b"a"])
     (late,) = inbox.claim("late", 1).entries
@@ -275,7 +270,9 @@ def test_a_late_worker_cannot_answer_twice(
     assert replies(connection) == [b"late"]
 
 
-def test_suspects_come_one_at_a_time(inbox: Inbox, add: Adder, connection: redis.Redis) -> None:
+def test_suspects_come_one_at_a_time(
+    inbox: WorkerInbox, add: Adder, connection: redis.Redis
+) -> None:
     _, ids = add([b"a", b"b"])
 
     def reclaim(consumer: str, holder: str, suspects: bool) -> Reclaim:
@@ -295,7 +292,7 @@ def test_suspects_come_one_at_a_time(inbox: Inbox, add: Adder, connection: redis
     assert inbox.reclaim("w5", 0, 10, 3, False) == ([], False)
 
 
-def test_released_entries_come_back_at_once_uncounted(inbox: Inbox, add: Adder) -> None:
+def test_released_entries_come_back_at_once_uncounted(inbox: WorkerInbox, add: Adder) -> None:
     add([b"a"])
     inbox.enter("w")
     (entry,) = inbox.claim("w", 1).entries
@@ -307,7 +304,7 @@ def test_released_entries_come_back_at_once_uncounted(inbox: Inbox, add: Adder) 
 
 
 def test_a_cancellation_mark_that_is_none_stops_no_claim(
-    inbox: Inbox, add: Adder, connection: redis.Redis
+    inbox: WorkerInbox, add: Adder, connection: redis.Redis
 ) -> None:
     _, (entry_id,) = add([b"a"])
     connection.zadd(inbox.keys.cancelled, {b"no mark": 1e15, b"1:" + (entry_id or b""): 1e15})
@@ -316,7 +313,7 @@ def test_a_cancellation_mark_that_is_none_stops_no_claim(
     assert claim.cancelled == {(1, entry_id)}
 
 
-def test_cancel_before_and_after_the_claim(inbox: Inbox, add: Adder) -> None:
+def test_cancel_before_and_after_the_claim(inbox: WorkerInbox, add: Adder) -> None:
     _, ids = add([b"a", b"b"])
     first, second = ids
     assert first is not None
@@ -332,7 +329,7 @@ def test_cancel_before_and_after_the_claim(inbox: Inbox, add: Adder) -> None:
     assert inbox.look().rows == 0
 
 
-def test_purge_takes_what_nobody_holds(inbox: Inbox, add: Adder) -> None:
+def test_purge_takes_what_nobody_holds(inbox: WorkerInbox, add: Adder) -> None:
     add([b"held"])
     inbox.claim("w", 1)
     add([b"a"], 0, rows=2)
@@ -341,7 +338,7 @@ def test_purge_takes_what_nobody_holds(inbox: Inbox, add: Adder) -> None:
     assert (inbox.look().rows, inbox.look().claimed) == (1, 1)
 
 
-def test_presence(inbox: Inbox) -> None:
+def test_presence(inbox: WorkerInbox) -> None:
     inbox.attend("w", 5000)
     inbox.ensure_groups()
     assert inbox.look().workers == 1
@@ -350,13 +347,13 @@ def test_presence(inbox: Inbox) -> None:
     assert TURN_LEASE_MS > 1000
 
 
-def consumers(inbox: Inbox, connection: redis.Redis) -> set[str]:
+def consumers(inbox: WorkerInbox, connection: redis.Redis) -> set[str]:
     stream = inbox.keys.streams[1]
     return {found["name"].decode() for found in connection.xinfo_consumers(stream, keys.GROUP)}
 
 
 def test_consumers_of_dead_workers_are_swept_once_they_hold_nothing(
-    inbox: Inbox, add: Adder, connection: redis.Redis
+    inbox: WorkerInbox, add: Adder, connection: redis.Redis
 ) -> None:
     add([b"a", b"b", b"c"])
     for worker in ("lives", "dies", "dies holding"):
@@ -376,7 +373,7 @@ def test_consumers_of_dead_workers_are_swept_once_they_hold_nothing(
 
 
 def test_a_live_worker_that_was_swept_works_on(
-    inbox: Inbox, add: Adder, connection: redis.Redis
+    inbox: WorkerInbox, add: Adder, connection: redis.Redis
 ) -> None:
     inbox.ensure_groups()
     add([b"before"])
@@ -395,7 +392,7 @@ def test_a_live_worker_that_was_swept_works_on(
     assert inbox.release("w", [again], 10_000) == 1
 
 
-def test_a_heartbeat_sweeps(inbox: Inbox, add: Adder, connection: redis.Redis) -> None:
+def test_a_heartbeat_sweeps(inbox: WorkerInbox, add: Adder, connection: redis.Redis) -> None:
     add([b"a"])
     inbox.settle([answer(entry) for entry in inbox.enter("died", 1).entries])
     assert consumers(inbox, connection) == {"died"}
@@ -410,14 +407,14 @@ def test_a_heartbeat_sweeps(inbox: Inbox, add: Adder, connection: redis.Redis) -
     assert deaths == []
 
 
-def test_a_claim_is_bounded_in_rows(inbox: Inbox, add: Adder) -> None:
+def test_a_claim_is_bounded_in_rows(inbox: WorkerInbox, add: Adder) -> None:
     add([b"a", b"b", b"c", b"d", b"e"], rows=4)
     assert len(inbox.enter("w", 8).entries) == 2
     assert len(inbox.claim("w", 1).entries) == 1
     assert len(inbox.claim("w", 100).entries) == 2
 
 
-def test_renew_tells_streams_apart(inbox: Inbox, connection: redis.Redis) -> None:
+def test_renew_tells_streams_apart(inbox: WorkerInbox, connection: redis.Redis) -> None:
     inbox.ensure_groups()
     for stream in inbox.keys.streams[:2]:
         connection.xadd(stream, {b"d": b"frame"}, id="5-1")
@@ -436,7 +433,7 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.connection.flushdb()
-        self.inbox = Inbox(Link(self.connection), "m")
+        self.inbox = WorkerInbox(Link(self.connection), "m")
         self.adder = Adder(self.inbox)
         self.accepted: set[bytes] = set()
         self.rung = False
@@ -513,7 +510,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 def test_replies_are_removed_once_however_late_the_call_arrives(
-    connection: redis.Redis, inbox: Inbox, add: Adder
+    connection: redis.Redis, inbox: WorkerInbox, add: Adder
 ) -> None:
     link = Link(connection)
     for frame in (b"one", b"two", b"three"):

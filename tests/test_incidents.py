@@ -16,8 +16,8 @@ import redis
 from producer import Client, keys
 from producer.config import ProducerSettings
 from producer.embedded import EmbeddedRedis
+from producer.entries import Settlement
 from producer.errors import DeviceLost, TrtqError
-from producer.inbox import Inbox, Settlement
 from producer.link import Link
 from producer.spec import TensorSpec
 from producer.task import InferenceTask, Reply, RowReference, Tensor
@@ -27,6 +27,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.processes import ROOT, until
 from workers import runtime as runtime_module
 from workers.collector import _counters
+from workers.inbox import WorkerInbox
 from workers.incidents import IDS_PER_LINE, KINDS, Incidents
 from workers.metrics import Counters
 from workers.models import load_models
@@ -55,7 +56,7 @@ class Scene:
         self.gate = threading.Event()
         self.gate.set()
         self.raw = redis.Redis.from_url(server.url, protocol=2)
-        self.inbox = Inbox(Link(self.raw), MODEL)
+        self.inbox = WorkerInbox(Link(self.raw), MODEL)
         self.flush = 0
         self.turns: list[threading.Thread] = []
         self.deaths: list[str] = []
@@ -382,7 +383,9 @@ def test_redis_is_away_while_the_worker_stops(
         return stop.is_set()
 
     scene.add(frame_of("c-busy1"), frame_of("c-busy2"))
-    turn = threading.Thread(target=scene.model.turn, args=(stopping, lambda: False), daemon=True)
+    turn = threading.Thread(
+        target=lambda: scene.model.turn(stopping, lambda: False, shared=False), daemon=True
+    )
     scene.turns.append(turn)
     turn.start()
     until(lambda: scene.model.feed.running == 1)

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 
 from producer import keys
 from producer.dead import DeadLetters
+from producer.entries import Entry, Settlement
 from producer.errors import BatchTimeout, InvalidInput, KeyConflict, QueueFull
-from producer.inbox import SCRIPT_BYTES, Entry, Inbox, Settlement
 from producer.keyed import Answer, KeyedInbox, KeyedTask, Repeated, TaskKey, task_key
 from producer.limits import RateLimit
 from producer.link import Link
@@ -31,6 +31,7 @@ from producer.scripts import packed
 from producer.task import InferenceTask, Reply, Tensor, client_of
 from producer.wire import decode_replies, encode_reply, encode_task, sender_of
 from tests.support.specs import SPEC
+from workers.inbox import SCRIPT_BYTES, WorkerInbox
 from workers.incidents import Incidents
 from workers.intake import Held, Intake
 from workers.metrics import Counters
@@ -52,7 +53,7 @@ class Queue:
     def __init__(self, connection: redis.Redis, link: Link | None = None) -> None:
         self.redis = connection
         link = link or Link(connection)
-        self.inbox = Inbox(link, "m")
+        self.inbox = WorkerInbox(link, "m")
         self.keyed = KeyedInbox(self.inbox, link, MOST_WAITERS)
         self.numbers: dict[str, int] = {}
 
@@ -127,7 +128,7 @@ def test_a_repeat_waits_and_later_ones_get_the_stored_outcome(queue: Queue) -> N
 def test_keys_of_two_models_differ(queue: Queue, connection: redis.Redis) -> None:
     queue.add(queue.task("a", "k"))
     link = Link(connection)
-    other = KeyedInbox(Inbox(link, "other"), link)
+    other = KeyedInbox(WorkerInbox(link, "other"), link)
     (answer,) = other.add(
         SPEC.model_copy(update={"name": "other"}), 1, "t.b", [queue.task("b", "k")]
     )

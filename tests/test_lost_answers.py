@@ -12,7 +12,6 @@ import pytest
 import redis
 
 from producer import keys
-from producer.inbox import Inbox
 from producer.link import Link
 from producer.spec import TensorSpec
 from producer.task import InferenceTask, Tensor
@@ -22,6 +21,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.processes import until
 from tests.support.specs import SPEC
 from workers import runtime as runtime_module
+from workers.inbox import WorkerInbox
 from workers.models import load_models
 from workers.runtime import Runtime
 from workers.settings import WorkerSettings
@@ -33,17 +33,17 @@ LEASE_MS = 60_000
 
 
 @pytest.fixture
-def inbox(connection: redis.Redis) -> Inbox:
-    return Inbox(Link(connection), "m")
+def inbox(connection: redis.Redis) -> WorkerInbox:
+    return WorkerInbox(Link(connection), "m")
 
 
-def pending(connection: redis.Redis, inbox: Inbox) -> list[tuple[bytes, bytes, int]]:
+def pending(connection: redis.Redis, inbox: WorkerInbox) -> list[tuple[bytes, bytes, int]]:
     found = connection.xpending_range(inbox.keys.normal, keys.GROUP, "-", "+", 10_000)
     return [(one["message_id"], one["consumer"], one["times_delivered"]) for one in found]
 
 
 def test_what_the_worker_does_not_know_is_handed_back(
-    connection: redis.Redis, inbox: Inbox
+    connection: redis.Redis, inbox: WorkerInbox
 ) -> None:
     spec = SPEC.model_copy(update={"queue_max_rows": 2 * MANY, "queue_max_bytes": 2 * MANY})
     _, ids = inbox.add(spec, 1, "c", 1, [(1, b"x")] * MANY)
@@ -64,7 +64,7 @@ def test_what_the_worker_does_not_know_is_handed_back(
     assert connection.llen("trtq.m") == rung + 1
 
 
-def test_lost_reclaims_do_not_count_either(connection: redis.Redis, inbox: Inbox) -> None:
+def test_lost_reclaims_do_not_count_either(connection: redis.Redis, inbox: WorkerInbox) -> None:
     inbox.add(SPEC, 1, "c", 1, [(1, b"x")])
     inbox.claim("dead", 1)
     for _ in range(5):
@@ -108,7 +108,7 @@ def runtime(
 
 @pytest.mark.parametrize("method", ["enter", "reclaim"])
 def test_a_task_outlives_any_number_of_lost_answers(
-    runtime: Runtime, connection: redis.Redis, inbox: Inbox, method: str
+    runtime: Runtime, connection: redis.Redis, inbox: WorkerInbox, method: str
 ) -> None:
     (served,) = runtime.models
     lossy = Lossy(getattr(served.inbox, method), 5)

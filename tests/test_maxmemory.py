@@ -11,14 +11,15 @@ import redis
 
 from producer import Client
 from producer.embedded import EmbeddedRedis
+from producer.entries import Settlement
 from producer.errors import RedisFull
-from producer.inbox import Inbox, Settlement
 from producer.letters import encode_letter
 from producer.link import Link
 from producer.purge import purge
 from tests.support import models as onnx_models
 from tests.support.processes import start_worker, until
 from tests.support.specs import SPEC
+from workers.inbox import WorkerInbox
 
 ROWS = np.random.default_rng(5).integers(0, 256, (40, 16), dtype=np.uint8)
 
@@ -43,7 +44,7 @@ def fill(raw: redis.Redis) -> None:
 
 
 def test_the_queue_works_at_maxmemory_except_for_adding(raw: redis.Redis) -> None:
-    inbox = Inbox(Link(raw), "m")
+    inbox = WorkerInbox(Link(raw), "m")
     _, ids = inbox.add(SPEC, 1, "c", 1, [(1, b"a"), (1, b"b"), (1, b"c"), (1, b"d")])
     before = inbox.look()
     fill(raw)

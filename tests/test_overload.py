@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from producer import Client, keys
 from producer.config import ProducerSettings
+from producer.entries import Settlement
 from producer.errors import QueueFull
-from producer.inbox import Inbox, Settlement
 from producer.keys import PRIORITIES
 from producer.link import Link
 from producer.spec import ModelSpec
@@ -26,6 +26,7 @@ from tests.support.specs import SPEC
 from workers import runtime
 from workers.batcher import AGING_MS, Held, choose
 from workers.claims import ClaimOrder
+from workers.inbox import WorkerInbox
 from workers.models import load_models
 from workers.runtime import Runtime
 from workers.settings import WorkerSettings
@@ -36,17 +37,19 @@ WIDE = SPEC.model_copy(update={"queue_max_rows": 100, "queue_max_bytes": 100_000
 
 
 @pytest.fixture
-def inbox(connection: redis.Redis) -> Inbox:
-    return Inbox(Link(connection), "m")
+def inbox(connection: redis.Redis) -> WorkerInbox:
+    return WorkerInbox(Link(connection), "m")
 
 
-def accepted(inbox: Inbox, spec: ModelSpec, priority: int, count: int, frame: bytes = b"x") -> int:
+def accepted(
+    inbox: WorkerInbox, spec: ModelSpec, priority: int, count: int, frame: bytes = b"x"
+) -> int:
     _, ids = inbox.add(spec, priority, "c", next(FLUSHES), [(1, frame)] * count)
     return sum(entry_id is not None for entry_id in ids)
 
 
 @pytest.mark.parametrize("frame", [b"x", b"x" * 1000])
-def test_a_flood_leaves_room_for_more_urgent_tasks(inbox: Inbox, frame: bytes) -> None:
+def test_a_flood_leaves_room_for_more_urgent_tasks(inbox: WorkerInbox, frame: bytes) -> None:
     # 100 tasks fill the limit of rows with small frames and the limit of bytes with large ones.
     spec = WIDE if len(frame) == 1 else WIDE.model_copy(update={"queue_max_rows": 10_000})
     spec = spec.model_copy(update={"max_task_bytes": 1000})
@@ -56,7 +59,7 @@ def test_a_flood_leaves_room_for_more_urgent_tasks(inbox: Inbox, frame: bytes) -
     assert accepted(inbox, spec, HIGH, 1, frame) == 0
 
 
-def test_an_urgent_flood_takes_the_whole_queue(inbox: Inbox) -> None:
+def test_an_urgent_flood_takes_the_whole_queue(inbox: WorkerInbox) -> None:
     assert accepted(inbox, WIDE, HIGH, 200) == 100
     assert accepted(inbox, WIDE, LOW, 1) == 0
 
@@ -138,7 +141,7 @@ def test_every_stream_gets_its_claims() -> None:
     assert [order.next() for _ in range(32)] == 2 * (3 * quarter + [HIGH, HIGH, HIGH, LOW])
 
 
-def test_low_tasks_go_on_while_urgent_ones_never_end(inbox: Inbox) -> None:
+def test_low_tasks_go_on_while_urgent_ones_never_end(inbox: WorkerInbox) -> None:
     """Turn, batcher and queue of a worker with one slot, step by step; a batch takes 20 ms."""
     spec = WIDE.model_copy(update={"queue_max_rows": 1000})
     assert accepted(inbox, spec, LOW, 40) == 40
@@ -176,7 +179,7 @@ def test_short_turns_starve_nobody(connection: redis.Redis, redis_url: str, tmp_
         patch.setattr(runtime, "make_engine", lambda config, **_: engine)
         worker = Runtime(settings, "w", load_models([tmp_path]), deaths.append, lambda: False)
         worker.start()
-    inbox = Inbox(Link(connection), "m")
+    inbox = WorkerInbox(Link(connection), "m")
     spec = worker.models[0].spec
     frame = encode_task(InferenceTask("c-1", 1, (Tensor("x", "uint8", (1, 1), b"1"),)))
     try:

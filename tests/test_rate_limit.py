@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from producer import Client, keys
 from producer.errors import ConfigError, QueueFull, RateLimited
 from producer.events import read_events
-from producer.inbox import Inbox
 from producer.limits import RateLimit
 from producer.link import Link
 from producer.scripts import shared
@@ -24,6 +23,7 @@ from producer.task import RowReference
 from tests.support import models as onnx_models
 from tests.support.processes import start_worker, until
 from tests.support.specs import SPEC
+from workers.inbox import WorkerInbox
 from workers.models import load_model
 
 #: Takes rows from two buckets at a given time, as `_add.lua` does with Redis' own.
@@ -117,11 +117,11 @@ def module_redis(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def inbox(connection: redis.Redis) -> Inbox:
-    return Inbox(Link(connection), "m")
+def inbox(connection: redis.Redis) -> WorkerInbox:
+    return WorkerInbox(Link(connection), "m")
 
 
-def limit(inbox: Inbox, **values: float) -> None:
+def limit(inbox: WorkerInbox, **values: float) -> None:
     inbox.attend("w", 60_000, RateLimit.model_validate(values).with_bursts(4))
 
 
@@ -140,7 +140,7 @@ def test_a_clock_that_goes_back_earns_nothing_and_takes_nothing(module_redis: re
         assert module_redis.eval(TAKE, 2, "b1", "b2", *args)[:2] == expected
 
 
-def test_the_model_limit_holds_for_all_clients_and_priorities(inbox: Inbox) -> None:
+def test_the_model_limit_holds_for_all_clients_and_priorities(inbox: WorkerInbox) -> None:
     limit(inbox, rows_per_s=0.01, burst_rows=6)
     _, ids = inbox.add(SPEC, 1, "a.1", 1, [(4, b"x"), (4, b"y"), (1, b"z")])
     assert isinstance(ids[0], bytes)
@@ -152,7 +152,7 @@ def test_the_model_limit_holds_for_all_clients_and_priorities(inbox: Inbox) -> N
     assert inbox.look().rows == 6
 
 
-def test_the_client_limit_counts_by_name(inbox: Inbox) -> None:
+def test_the_client_limit_counts_by_name(inbox: WorkerInbox) -> None:
     limit(inbox, per_client_rows_per_s=0.01, per_client_burst_rows=4)
     _, first = inbox.add(SPEC, 1, "batch.aaa", 1, [(4, b"x")])
     _, same_name = inbox.add(SPEC, 1, "batch.bbb", 1, [(1, b"x")])
@@ -160,7 +160,7 @@ def test_the_client_limit_counts_by_name(inbox: Inbox) -> None:
     assert [type(ids[0]) for ids in (first, same_name, other)] == [bytes, int, bytes]
 
 
-def test_what_the_queue_refuses_takes_no_tokens(inbox: Inbox) -> None:
+def test_what_the_queue_refuses_takes_no_tokens(inbox: WorkerInbox) -> None:
     limit(inbox, rows_per_s=0.01, burst_rows=40)
     _, ids = inbox.add(SPEC, 1, "a.1", 1, [(4, b"x")] * 7)
     assert [i is None for i in ids] == [False] * 5 + [True] * 2
@@ -171,14 +171,14 @@ def test_what_the_queue_refuses_takes_no_tokens(inbox: Inbox) -> None:
     assert [isinstance(i, bytes) for i in ids] == [True] * 5 + [False]
 
 
-def test_a_repeated_flush_takes_nothing_again(inbox: Inbox) -> None:
+def test_a_repeated_flush_takes_nothing_again(inbox: WorkerInbox) -> None:
     limit(inbox, rows_per_s=0.01, burst_rows=5)
     first = inbox.add(SPEC, 1, "a.1", 1, [(4, b"x"), (4, b"y")])
     assert inbox.add(SPEC, 1, "a.1", 1, [(4, b"x"), (4, b"y")])[1] == first[1]
     assert isinstance(inbox.add(SPEC, 1, "a.1", 2, [(1, b"z")])[1][0], bytes)
 
 
-def test_buckets_expire_and_limits_come_and_go(inbox: Inbox, connection: redis.Redis) -> None:
+def test_buckets_expire_and_limits_come_and_go(inbox: WorkerInbox, connection: redis.Redis) -> None:
     limit(inbox, rows_per_s=10, burst_rows=4, per_client_rows_per_s=5, per_client_burst_rows=4)
     inbox.add(SPEC, 1, "a.1", 1, [(4, b"x")])
     assert 300 < connection.pttl(inbox.keys.bucket) <= 400

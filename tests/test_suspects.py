@@ -12,7 +12,6 @@ import pytest
 import redis
 
 from producer import keys
-from producer.inbox import Inbox
 from producer.link import Link
 from producer.spec import TensorSpec
 from producer.task import InferenceTask, Tensor
@@ -22,6 +21,7 @@ from tests.support.fake_engine import FakeEngine
 from tests.support.processes import until
 from workers import runtime as runtime_module
 from workers.engines.base import Array
+from workers.inbox import WorkerInbox
 from workers.models import load_models
 from workers.runtime import Runtime
 from workers.settings import WorkerSettings
@@ -38,7 +38,7 @@ class Bench:
     def __init__(self, url: str, connection: redis.Redis) -> None:
         self.url = url
         self.connection = connection
-        self.inbox = Inbox(Link(connection), "fake")
+        self.inbox = WorkerInbox(Link(connection), "fake")
         self.ran: list[list[int]] = []
         self.together: list[int] = []
         self.busy = 0

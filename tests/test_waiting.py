@@ -12,10 +12,10 @@ import pytest
 from producer.connection import connect, wait_until_answers
 from producer.embedded import EmbeddedRedis, free_port
 from producer.errors import AccessDenied
-from producer.inbox import Inbox
 from producer.link import Link
 from tests.support import models
 from tests.support.processes import ROOT, until
+from workers.inbox import WorkerInbox
 
 
 def test_says_once_that_it_waits() -> None:
@@ -70,7 +70,7 @@ def test_a_worker_serves_once_redis_is_there(tmp_path: Path) -> None:
         assert len(log.read_text().splitlines()) == 1
         server.start()
         with connect(server.url) as connection:
-            inbox = Inbox(Link(connection), "checksum")
+            inbox = WorkerInbox(Link(connection), "checksum")
             until(lambda: inbox.look().workers, 60)
     finally:
         worker.terminate()

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from producer import Client, keys
+from producer.entries import Entry
 from producer.errors import BatchTimeout, ConfigError, DeviceLost, EngineFailed
-from producer.inbox import Entry, Inbox
 from producer.link import Link
 from producer.spec import ModelSpec, TensorSpec
 from producer.task import InferenceTask, Tensor
@@ -28,6 +28,7 @@ from workers.executor import Executor
 from workers.feed import Feed
 from workers.files import RowFiles
 from workers.health import liveness
+from workers.inbox import WorkerInbox
 from workers.incidents import Incidents
 from workers.metrics import Counters
 from workers.models import ModelConfig, load_models
@@ -331,7 +332,7 @@ def test_a_batch_that_hangs_is_handed_back_as_suspects_and_then_the_culprit_is_f
         failure = tickets[1].exception(10)
         assert isinstance(failure, BatchTimeout)
         assert "ran alone for more than 1 s" in str(failure)
-        assert Inbox(Link(connection), "fake").look().dead == 1
+        assert WorkerInbox(Link(connection), "fake").look().dead == 1
         assert second.close()
 
         third = served(blocking_engine(gate, entered), stops.append, **config)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from producer.inbox import Entry
+from producer.entries import Entry
 from producer.task import InferenceTask
 
 #: dtype and row shape of every input: only tasks with equal keys share a batch.

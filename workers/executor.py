@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from producer.entries import Settlement
 from producer.errors import DeviceLost, EngineFailed, TrtqError
-from producer.inbox import Settlement
 from producer.spec import ModelSpec
 from workers.attempts import Attempts
 from workers.batcher import Held

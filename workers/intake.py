@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from producer import keys
+from producer.entries import Entry, Settlement
 from producer.errors import (
     BatchTimeout,
     Cancelled,
@@ -18,7 +19,7 @@ from producer.errors import (
     WireError,
     WrongInputName,
 )
-from producer.inbox import REPLY_TTL_S, Entry, Settlement
+from producer.inbox import REPLY_TTL_S
 from producer.inputs import check_tensors
 from producer.letters import encode_letter
 from producer.spec import ModelSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from producer.inbox import Entry, Settlement
+from producer.entries import Entry, Settlement
 
 
 class Ledger:

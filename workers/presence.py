@@ -14,10 +14,10 @@ import redis
 from producer import keys
 from producer.connection import LINK_ERRORS, PASSING_ERRORS
 from producer.errors import ModelConflict
-from producer.inbox import Inbox
 from producer.limits import RateLimit
 from producer.link import Link
 from producer.spec import ModelSpec
+from workers.inbox import WorkerInbox
 from workers.metrics import Counters
 
 log = logging.getLogger("trtq.presence")
@@ -31,7 +31,7 @@ class ServedModel(Protocol):
 
     spec: ModelSpec
     rate_limit: RateLimit | None
-    inbox: Inbox
+    inbox: WorkerInbox
     counters: Counters
 
 

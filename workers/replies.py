@@ -12,9 +12,9 @@ from typing import NamedTuple
 import redis
 
 from producer.connection import LINK_ERRORS
-from producer.entries import Settled
+from producer.entries import Settled, Settlement
 from producer.errors import RedisUnavailable
-from producer.inbox import Inbox, Settlement
+from workers.inbox import WorkerInbox
 from workers.incidents import DEAD_DROPPED, DROPPED, REPLY_RETRIED, Incidents, task_name
 from workers.logs import logged_with
 from workers.metrics import Counters
@@ -45,7 +45,7 @@ class Replier:
 
     def __init__(
         self,
-        inbox: Inbox,
+        inbox: WorkerInbox,
         counters: Counters,
         stages: Stages,
         incidents: Incidents,

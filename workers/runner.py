@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from producer import keys
+from producer.entries import Settlement
 from producer.errors import DeviceLost, EngineFailed, ForbiddenNaN, TrtqError
-from producer.inbox import Settlement
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, Reply, RowError, client_of
 from producer.wire import encode_reply

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from producer.entries import Entry, Settlement
 from producer.errors import BatchTimeout
-from producer.inbox import Entry, Inbox, Settlement
 from producer.link import Link
 from workers.attempts import Attempt, Attempts
 from workers.claims import ClaimOrder
@@ -14,6 +14,7 @@ from workers.engines.base import Engine
 from workers.executor import Executor
 from workers.feed import Feed
 from workers.files import RowFiles
+from workers.inbox import WorkerInbox
 from workers.incidents import RETURNED, Incidents
 from workers.intake import Intake
 from workers.ledger import Ledger
@@ -57,7 +58,7 @@ class Served:
         self.counters = Counters()
         self.stages = Stages()
         self.incidents = Incidents(config.name, self.counters)
-        self.inbox = Inbox(link, config.name, settings.letter_limits)
+        self.inbox = WorkerInbox(link, config.name, settings.letter_limits)
         self._order = ClaimOrder()
         self._consumer = consumer
         self._settings = settings

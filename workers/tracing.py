@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
+from producer.entries import Settlement
 from producer.errors import MissingExtra
-from producer.inbox import Settlement
 from producer.task import InferenceTask
 from producer.tracing import MODEL, NAME, ROWS, TASK_ID, Api, import_api
 

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from producer.connection import LINK_ERRORS
+from producer.entries import Claim, Entry, Settlement
 from producer.errors import RedisUnavailable
-from producer.inbox import Claim, Entry, Inbox, Settlement
 from producer.quote import shown_name
 from workers.batcher import Held
 from workers.claims import ClaimOrder
 from workers.feed import Feed
+from workers.inbox import WorkerInbox
 from workers.incidents import ABANDONED, LOST, RECLAIMED, RELEASED, Incidents, task_name
 from workers.intake import Intake
 from workers.ledger import Ledger
@@ -56,7 +57,7 @@ class Turn:
 
     def __init__(
         self,
-        inbox: Inbox,
+        inbox: WorkerInbox,
         consumer: str,
         intake: Intake,
         feed: Feed,
@@ -350,7 +351,7 @@ class Turn:
 
 def hand_back(
     entries: list[Entry],
-    inbox: Inbox,
+    inbox: WorkerInbox,
     consumer: str,
     lease_ms: int,
     ledger: Ledger,

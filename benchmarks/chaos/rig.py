@@ -22,9 +22,10 @@ from benchmarks.processes import BenchmarkError, Driver, Service
 from producer import status
 from producer.connection import connect
 from producer.embedded import EmbeddedRedis
-from producer.inbox import Inbox, QueueState
+from producer.inbox import QueueState
 from producer.keys import GROUP
 from producer.link import Link
+from workers.inbox import WorkerInbox
 
 CLIENTS = 4
 WORKERS = 2
@@ -80,7 +81,7 @@ class Rig:
         self.raw: redis.Redis = connect(self.server.url)
         self._stack.callback(self.raw.close)
         self.fsync_always()
-        self.inbox = Inbox(Link(self.raw), NAME)
+        self.inbox = WorkerInbox(Link(self.raw), NAME)
         write_model(self.folder / "models", **self._model)
         for number in range(WORKERS):
             self.start_supervisor(f"w{number}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from benchmarks.gpu.subject import Subject
-from producer.inbox import Entry, Settlement
+from producer.entries import Entry, Settlement
 from producer.spec import ModelSpec
 from producer.task import InferenceTask, Tensor
 from workers.batcher import Held
