@@ -37,6 +37,8 @@ RTX = [
     "IBuilderConfig.num_compute_capabilities",
     "IBuilderConfig.set_compute_capability",
     "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE",
+    "DynamicShapesKernelSpecializationStrategy.EAGER",
+    "IRuntimeConfig.dynamic_shapes_kernel_specialization_strategy",
     "ICudaEngine.create_runtime_config",
     "IRuntimeCache.deserialize",
     "IRuntimeCache.serialize",

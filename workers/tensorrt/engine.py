@@ -97,7 +97,7 @@ class TensorRTEngine:
             self._check_memory(where)
             if flavor.is_rtx and self._cache is not None:
                 self._kernels = KernelCache(self._cache, plan.key)
-            if self._graphs and not flavor.is_rtx:
+            if self._graphs:
                 self._capture = find_capture()
         log.info("%s loaded by %s %s", where, flavor.name, flavor.version)
 
@@ -174,10 +174,13 @@ class TensorRTEngine:
         assert self._plan is not None
         engine = self._plan.engine
         if flavor.is_rtx:
-            options = engine.create_runtime_config()
-            if self._graphs:
-                strategy = flavor.module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-                options.cuda_graph_strategy = strategy
+            options, module = engine.create_runtime_config(), flavor.module
+            if self._capture is not None:
+                # Lazily compiled kernels come after the capture, which would keep slower ones.
+                kernels = module.DynamicShapesKernelSpecializationStrategy.EAGER
+                options.dynamic_shapes_kernel_specialization_strategy = kernels
+            elif self._graphs:
+                options.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
             if self._kernels is not None:
                 self._kernels.use(options)
             context = engine.create_execution_context(options)

@@ -1,4 +1,7 @@
-"""CUDA graphs by stream capture, for the TensorRT that does not capture by itself."""
+"""CUDA graphs by stream capture.
+
+TensorRT for RTX can capture by itself, but anew at each change of a shape; these are kept.
+"""
 
 from __future__ import annotations
 
