@@ -167,10 +167,10 @@ class Client:
 
         `key`: an idempotency key. Whichever client of this name submits the same inputs to the
         model under the same key within `key_window_s` (default: the settings'), or while the task
-        is open, gets a ticket for this task and its outcome instead of another run; its priority
-        and deadline stay those of the first submit. Other inputs under the key end the ticket
-        with KeyConflict. A task that ended without having been run (cancelled, late, purged,
-        never accepted) frees its key. A key implies `store`.
+        is open, gets a ticket for this task and its outcome instead of another run, and once it
+        ended its `task_id`; priority and deadline stay those of the first submit. Other inputs
+        under the key end the ticket with KeyConflict. A task that ended without having been run
+        (cancelled, late, purged, never accepted) frees its key. A key implies `store`.
 
         Raises UnknownModel, WrongInputName, WrongDtype, WrongShape, NoRows, TooManyRows,
         ForbiddenNaN, MessageTooLarge (all InvalidInput) before anything is sent; QueueFull if the

@@ -65,9 +65,9 @@ def prepare(spec: ModelSpec, inputs: object) -> PreparedInputs:
             single, rows = one, array.shape[0]
         elif (one, array.shape[0]) != (single, rows):
             raise WrongShape(
-                f"model {spec.name!r}: input {tensor.name!r} has {array.shape[0]} rows where "
-                f"{spec.inputs[0].name!r} has {rows}; give all inputs the same number of rows, "
-                "all with or all without the batch axis"
+                f"model {spec.name!r}: input {tensor.name!r} has {_rows(array.shape[0], one)} "
+                f"where {spec.inputs[0].name!r} has {_rows(rows, single)}; give all inputs the "
+                "same number of rows, all with or all without the batch axis"
             )
         if spec.forbid_nan and array.dtype.kind == "f" and np.isnan(array).any():
             raise ForbiddenNaN(f"{_where(spec, tensor)} holds NaN, which the model forbids")
@@ -246,6 +246,10 @@ def _check_shape(spec: ModelSpec, tensor: TensorSpec, row_shape: tuple[int, ...]
         raise WrongShape(
             f"{_where(spec, tensor)} takes rows of shape {_text(tensor.shape)}, not {row_shape}"
         )
+
+
+def _rows(count: int, single: bool) -> str:
+    return "one row without a batch axis" if single else f"{count} rows"
 
 
 def _where(spec: ModelSpec, tensor: TensorSpec) -> str:

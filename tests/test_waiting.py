@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,30 @@ def test_a_refused_login_is_no_reason_to_wait() -> None:
         url = server.url.replace("redis://", "redis://nobody:wrong@")
         with pytest.raises(AccessDenied, match="nobody"):
             wait_until_answers(url, pytest.fail, pytest.fail)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_waits_stops_when_asked(tmp_path: Path, number: signal.Signals) -> None:
+    models.checksum_model(tmp_path / "checksum.onnx", 4)
+    models.write_config(tmp_path, "checksum")
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "producer.cli", "worker", "--models", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "TRTQ_REDIS_URL": url},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert worker.stderr is not None
+    with worker.stderr:
+        try:
+            assert b"waiting: " in worker.stderr.readline()
+            worker.send_signal(number)
+            assert worker.wait(20) == 0
+            assert worker.stderr.read() == b""
+        finally:
+            worker.kill()
+            worker.wait(10)
 
 
 def test_a_worker_serves_once_redis_is_there(tmp_path: Path) -> None:

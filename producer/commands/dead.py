@@ -100,6 +100,7 @@ def show(
         if task.reference is not None:
             raise InvalidInput("--output: the task's rows are in the files that it refers to")
         write_tensors(output, task.inputs)
+        typer.echo(f"wrote {output}")
     document = {**_document(model, letter), **_contents(task, unreadable)}
     if as_json:
         typer.echo(json.dumps(document))

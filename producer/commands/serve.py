@@ -12,6 +12,9 @@ import typer
 
 from producer.commands.shared import RedisUrl, url_for
 
+#: As of the processes that it starts: wrong, and wrong again if tried again.
+EXIT_CONFIG = 78
+
 
 def worker(
     devices: Annotated[
@@ -71,23 +74,37 @@ def worker(
     Exit code 78: the configuration is wrong.
     """
     from producer.connection import connect, wait_until_answers
+    from producer.errors import ConfigError
 
     url = url_for(redis_url)
     connect(url).close()  # a URL that is none is refused here, not in every process
+    folders = _folders(models, "TRTQ_MODELS", "configs/models")
     # By name: the producer is installed and imported without the workers' needs.
     launch = importlib.import_module("workers.launch")
     plans = launch.make_plans(
         importlib.import_module("workers.devices").parse_devices(devices),
         # Without the option each process reads the environment and its files when it starts.
         redis_url=url if redis_url else None,
-        models=_folders(models, "TRTQ_MODELS", "configs/models"),
+        models=folders,
         bulk_roots=_folders(bulk_root, "TRTQ_BULK_ROOTS", ""),
         name=name,
         infer_threads=infer_threads,
         loglevel=loglevel,
         affinity=affinity,
     )
-    wait_until_answers(url, lambda line: typer.echo(f"trtq worker: {line}", err=True))
+    try:
+        # Each process reads them again; said here it is not lost among what they write.
+        importlib.import_module("workers.models").load_models(folders)
+    except ConfigError as failure:
+        importlib.import_module("workers.logs").say(f"trtq worker: {failure.message}")
+        raise typer.Exit(EXIT_CONFIG) from None
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        wait_until_answers(url, lambda line: typer.echo(f"trtq worker: {line}", err=True))
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)
     observe = importlib.import_module("workers.observe")
     raise typer.Exit(launch.launch(observe.with_ports(plans, metrics_port)))
 
