@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
@@ -16,6 +17,7 @@ import redis
 from typer.testing import CliRunner, Result
 
 from producer import Client, keys
+from producer.bulk import run_bulk
 from producer.cli import app
 from producer.doctor.load import Load, default_in_flight, random_inputs
 from producer.embedded import EmbeddedRedis, free_port
@@ -47,6 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx_models.write_config(made, "patient", **long, max_batch=256, slots=2, max_delay_ms=5000)
     onnx_models.dynamic_model(made / "shapes.onnx")
     onnx_models.write_config(made, "shapes", max_batch=64)
+    # Of a row of 256 KiB one number is looked at.
+    onnx_models.first_column_model(made / "columns.onnx", 65_536)
+    onnx_models.write_config(made, "columns", max_batch=64)
     # Indices 0 and 1 are sent; 1 is beyond the table.
     onnx_models.row_failing_model(made / "failing.onnx", size=1)
     onnx_models.write_config(made, "failing", max_batch=8)
@@ -61,7 +66,11 @@ def port() -> int:
 @pytest.fixture(scope="module", autouse=True)
 def worker(redis_url: str, folder: Path, port: int) -> Iterator[WorkerHandle]:
     handle = start_worker(
-        redis_url, folder, metrics_port=str(port), hook_modules="tests.support.hooks"
+        redis_url,
+        folder,
+        metrics_port=str(port),
+        hook_modules="tests.support.hooks",
+        bulk_roots=str(folder),
     )
     yield handle
     assert handle.stop() == 0
@@ -194,6 +203,50 @@ def test_many_shapes_make_small_batches(doctor: Doctor, redis_url: str) -> None:
         found = diagnosis(doctor("--model", "shapes", "--seconds", 1.5, "--json"), "shapes")
     assert "small_batches" in rules(found), found
     assert found["measures"]["client_cpu_cores"] is None
+
+
+def test_batches_of_very_different_sizes(doctor: Doctor, redis_url: str) -> None:
+    stop = threading.Event()
+    with Client(redis_url) as client:
+
+        def one_after_the_other() -> None:
+            for rows in itertools.cycle([1] * 7 + [32]):
+                if stop.is_set():
+                    return
+                client.submit("slow", np.zeros((rows, 256), np.float32)).result(timeout=30)
+
+        thread = threading.Thread(target=one_after_the_other)
+        thread.start()
+        try:
+            found = diagnosis(doctor("--model", "slow", "--seconds", 3, "--json"), "slow")
+        finally:
+            stop.set()
+            thread.join(30)
+    assert "batch_sizes_vary" in rules(found), found
+
+
+def test_a_model_that_reads_more_than_it_computes(
+    doctor: Doctor, redis_url: str, folder: Path
+) -> None:
+    inputs = folder / "columns.npy"
+    np.save(inputs, np.zeros((1500, 65_536), np.float32))
+    stop = threading.Event()
+
+    def jobs() -> None:
+        with Client(redis_url) as client:
+            for number in itertools.count():
+                if stop.is_set():
+                    return
+                run_bulk(client, "columns", inputs, folder / f"columns-{number}.npy")
+
+    thread = threading.Thread(target=jobs)
+    thread.start()
+    try:
+        found = diagnosis(doctor("--model", "columns", "--seconds", 2, "--json"), "columns")
+    finally:
+        stop.set()
+        thread.join(60)
+    assert "gather" in rules(found), found
 
 
 def test_redis_near_its_limit(doctor: Doctor, redis_url: str) -> None:

@@ -131,6 +131,17 @@ def used_columns_model(path: Path, width: int) -> None:
     )
 
 
+def first_column_model(path: Path, width: int) -> None:
+    """`x` float32 [N, width] to `y` float32 [N, 1], its first column: reads a row, uses little."""
+    _save(
+        path,
+        [helper.make_node("Gather", ["x", "first"], ["y"], axis=1)],
+        [_tensor("x", TensorProto.FLOAT, ["N", width])],
+        [_tensor("y", TensorProto.FLOAT, ["N", 1])],
+        {"first": np.array([0], np.int64)},
+    )
+
+
 def scalar_model(path: Path) -> None:
     """`x`, a float32 without any axis, to `y`: no model that can be batched."""
     _save(
