@@ -206,19 +206,20 @@ def test_many_shapes_make_small_batches(doctor: Doctor, redis_url: str) -> None:
 
 
 def test_batches_of_very_different_sizes(doctor: Doctor, redis_url: str) -> None:
+    # A tenth of a second a batch: busy on any machine, and long enough for 50 batches.
     stop = threading.Event()
     with Client(redis_url) as client:
 
         def one_after_the_other() -> None:
-            for rows in itertools.cycle([1] * 7 + [32]):
+            for rows in itertools.cycle([1] * 7 + [64]):
                 if stop.is_set():
                     return
-                client.submit("slow", np.zeros((rows, 256), np.float32)).result(timeout=30)
+                client.submit("wide", np.zeros((rows, 256), np.float32)).result(timeout=30)
 
         thread = threading.Thread(target=one_after_the_other)
         thread.start()
         try:
-            found = diagnosis(doctor("--model", "slow", "--seconds", 3, "--json"), "slow")
+            found = diagnosis(doctor("--model", "wide", "--seconds", 8, "--json"), "wide")
         finally:
             stop.set()
             thread.join(30)
