@@ -1,19 +1,32 @@
-"""Celery's consumer, made to survive a Redis that goes away with messages unacknowledged."""
+"""Celery's consumer, made to survive what it meets.
+
+A Redis that goes away with messages unacknowledged, one at maxmemory, messages that are none.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import Empty
 from typing import Any
 
 from celery.worker.consumer import Consumer
 from kombu.transport import redis as redis_transport
 from kombu.transport import virtual
-from redis.exceptions import NoPermissionError, OutOfMemoryError, ResponseError
+from redis.exceptions import (
+    DataError,
+    NoPermissionError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+)
 
 from producer.connection import access_denied
+from producer.errors import CorruptMessage
 from producer.link import is_out_of_memory
+from producer.quote import one_line, quoted
+from workers.messages import accepted_tasks, check_message
 from workers.settings import EXIT_CONFIG
 
 _EVENT_DELAY_S = 0.05
@@ -55,6 +68,16 @@ class BellChannel(redis_transport.Channel):  # type: ignore[misc]
 
     QoS = BellQoS
 
+    def _brpop_read(self, **options: Any) -> Any:
+        """Delivers one message; kombu lets what is no JSON end the worker."""
+        try:
+            return super()._brpop_read(**options)
+        except (RedisError, OSError, Empty):
+            raise
+        except Exception as failure:  # noqa: BLE001 - whatever somebody put there is taken out
+            _dropped("what is no JSON object", failure)
+            raise Empty from None
+
     def _queue_bind(self, exchange: str, routing_key: str, pattern: Any, queue: str) -> None:
         try:
             super()._queue_bind(exchange, routing_key, pattern, queue)
@@ -75,6 +98,17 @@ class BellTransport(redis_transport.Transport):  # type: ignore[misc]
     """kombu's Redis transport for workers of models."""
 
     Channel = BellChannel
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        """Hands a message to its consumer, unless it lacks what kombu's envelope has."""
+        try:
+            super()._deliver(message, queue)
+        except DataError as failure:
+            _dropped(f"a message in {quoted(queue)} whose delivery tag is none", failure)
+        except (RedisError, OSError, Empty):
+            raise
+        except Exception as failure:  # noqa: BLE001 - it must not end the worker
+            _dropped(f"a message in {quoted(queue)} that is none of kombu's", failure)
 
 
 class SurvivingConsumer(Consumer):  # type: ignore[misc]
@@ -104,6 +138,29 @@ class SurvivingConsumer(Consumer):  # type: ignore[misc]
             log.warning("the lost broker connection could not be cleaned up: %r", failure)
             self.connection = None
 
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """What is called with each message: only well-formed calls of our tasks reach Celery's."""
+        handle = super().create_task_handler(*args, **kwargs)
+        accepted = accepted_tasks(self.app.amqp.queues.consume_from)
+
+        def checked(message: Any) -> Any:
+            try:
+                check_message(message, accepted)
+                return handle(message)
+            except CorruptMessage as failure:
+                _dropped("a message", failure)
+            except (RedisError, OSError):
+                raise
+            except Exception as failure:
+                log.exception("Celery could not take message %s", quoted(message.delivery_tag))
+                _dropped("it", failure)
+            if not message.acknowledged:
+                # Else it counts for ever as one that this worker is busy with.
+                message.reject_log_error(log, self.connection_errors)
+            return None
+
+        return checked
+
     def on_send_event_buffered(self) -> None:
         """Called when an event waits to be sent.
 
@@ -129,3 +186,8 @@ class SurvivingConsumer(Consumer):  # type: ignore[misc]
                 return None
 
         return super().call_soon_ack(safely, *args, **kwargs)
+
+
+def _dropped(what: str, failure: Exception) -> None:
+    text = failure.message if isinstance(failure, CorruptMessage) else repr(failure)
+    log.error("dropped %s from Celery's queues: %s", what, one_line(text))
