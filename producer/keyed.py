@@ -117,7 +117,7 @@ class KeyedInbox:
         ]
         args += [task.frame for task in tasks]
         model = self._inbox.model
-        script_keys = (*self._inbox.keys.streams, *self._inbox.add_keys)
+        script_keys = (*self._inbox.keys.streams, *self._inbox.add_keys, self._inbox.keys.cancelled)
         records = (keys.record(model, task.key.name) for task in tasks)
         _, *answers = self._link.script("add_keyed", (*script_keys, *records), args)
         return [self._named(answer) for answer in answers]

@@ -297,16 +297,40 @@ def test_cancelling_frees_the_key_unless_others_wait(queue: Queue) -> None:
     assert queue.inbox.look().rows == 3
 
 
-def test_a_cancelled_task_that_a_worker_holds_frees_its_key(queue: Queue) -> None:
+def test_a_cancelled_task_that_a_worker_holds_frees_its_key_when_it_ends(queue: Queue) -> None:
+    task = queue.task("a", "k")
+    entry_id = queue.add(task)
+    assert isinstance(entry_id, bytes)
+    (held,) = queue.inbox.claim("w", 9).entries
+    assert queue.cancel(task, 1, entry_id) == 0
+    assert isinstance(queue.add(queue.task("b", "k", content="y")), KeyConflict)
+    assert queue.inbox.claim("w", 0).cancelled == {(1, entry_id)}
+    queue.settle(held, "cancelled", frees_key=True)
+    assert isinstance(queue.add(queue.task("c", "k", content="y")), bytes)
+
+
+def test_a_running_task_that_was_cancelled_keeps_its_outcome(queue: Queue) -> None:
+    task = queue.task("a", "k")
+    entry_id = queue.add(task)
+    assert isinstance(entry_id, bytes)
+    (held,) = queue.inbox.claim("w", 9).entries
+    assert queue.cancel(task, 1, entry_id) == 0
+    reply = queue.settle(held, "ran to its end")
+    assert queue.add(queue.task("b", "k")) == Repeated(task.task_id, reply)
+
+
+def test_a_repeat_takes_back_the_cancelling_of_what_a_worker_holds(queue: Queue) -> None:
     task = queue.task("a", "k")
     entry_id = queue.add(task)
     assert isinstance(entry_id, bytes)
     (held,) = queue.inbox.claim("w", 9).entries
     assert queue.cancel(task, 1, entry_id) == 0
     again = queue.task("b", "k")
-    assert isinstance(queue.add(again), bytes)
-    queue.settle(held, "cancelled", frees_key=True)
-    assert queue.add(queue.task("c", "k")) == Repeated(again.task_id, None)
+    assert queue.add(again) == Repeated(task.task_id, None)
+    assert queue.inbox.claim("w", 0).cancelled == frozenset()
+    assert queue.cancel(task, 1, entry_id) == -2
+    queue.settle(held, "ran to its end")
+    assert queue.told_of(again) == [task.task_id]
 
 
 def test_a_lost_task_and_a_lost_outcome_are_run_again(queue: Queue) -> None:
@@ -456,6 +480,8 @@ class KeyMachine(RuleBasedStateMachine):
         #: Entries in the queue, whether their key still stands for them or not.
         self.open: dict[tuple[int, bytes], KeyedTask] = {}
         self.claimed: dict[tuple[int, bytes], Entry] = {}
+        #: Claimed entries whose senders want them no more.
+        self.marked: set[tuple[int, bytes]] = set()
         self.expected: dict[str, list[str]] = {}
         self.sent: list[tuple[str, KeyedTask, int]] = []
 
@@ -486,6 +512,7 @@ class KeyMachine(RuleBasedStateMachine):
         else:
             assert answer == Repeated(known.task_id, None)
             known.waiters.append(task)
+            self.marked.discard(known.entry)
 
     @rule(
         target=submits,
@@ -515,6 +542,7 @@ class KeyMachine(RuleBasedStateMachine):
 
     def _end(self, place: tuple[int, bytes], reply: bytes | None, *, holds: bool) -> None:
         task_id = self.open.pop(place).task_id
+        self.marked.discard(place)
         for key, known in list(self.known.items()):
             if known.entry == place and known.reply is None:
                 for waiter in known.waiters:
@@ -543,11 +571,14 @@ class KeyMachine(RuleBasedStateMachine):
         if shared:
             assert answer == -2
             return
-        assert answer == (0 if place in self.claimed else 1)
+        if place in self.claimed:
+            assert answer == 0
+            self.marked.add(place)
+            return
+        assert answer == 1
         if key is not None:
             del self.known[key]
-        if place not in self.claimed:
-            del self.open[place]
+        del self.open[place]
 
     @rule()
     def purge(self) -> None:
@@ -588,6 +619,10 @@ class KeyMachine(RuleBasedStateMachine):
     def everyone_who_waited_was_told_once(self) -> None:
         told = self.queue.told("t.a") | self.queue.told("t.b")
         assert told == self.expected
+
+    @invariant()
+    def workers_see_what_is_not_wanted(self) -> None:
+        assert self.queue.inbox.claim("w", 0).cancelled == self.marked
 
     @invariant()
     def what_a_key_leaves_behind_expires(self) -> None:

@@ -1,5 +1,5 @@
 -- Adds tasks that have idempotency keys: a key's first task as `add` does, its repeats not at all.
--- KEYS  streams (3), bells, turns, workers, bell queue, load, limits, then each task's record
+-- KEYS  streams (3), bells, turns, workers, bell queue, load, limits, cancelled, then each task's record
 -- ARGV  the constants of `_add.lua`, stream index from 0, bell message, prefix of result keys, most
 --       waiters of a key, msgpack array of {rows, task id, content digest, window in ms, expiry of the
 --       record while the task has not ended in ms, key} for each task, then each task's frame
@@ -78,6 +78,8 @@ local function recall(key, task_id, content)
     return {'crowded', record.task}
   end
   table.insert(record.waiters, task_id)
+  -- A worker may hold it and not have seen yet that its sender took it back: it is wanted again.
+  redis.call('ZADD', KEYS[10], 'XX', 0, record.entry)
   write_record(key, record)
   return {'waits', record.task}
 end
@@ -88,7 +90,7 @@ local rows, bytes = tonumber(held[1] or 0), tonumber(held[2] or 0)
 local rows_before, bytes_before = rows, bytes
 local answer = {0}
 for index, fact in ipairs(cmsgpack.unpack(ARGV[6])) do
-  local record, frame = KEYS[index + 9], ARGV[index + 6]
+  local record, frame = KEYS[index + 10], ARGV[index + 6]
   local task_rows, task_id, content, window_ms, pending_ms, key = unpack(fact)
   local found, waiters = recall(record, task_id, content)
   if not found then

@@ -23,11 +23,12 @@ if held then
 elseif redis.call('XDEL', stream, id) == 0 then
   return -1
 end
+if held then
+  -- Its key stands until the worker ends it: it may be running.
+  return 0
+end
 if record then
   free_record(KEYS[5])
-end
-if held then
-  return 0
 end
 redis.call('HINCRBY', KEYS[3], 'rows', 0 - tonumber(ARGV[5]))
 redis.call('HINCRBY', KEYS[3], 'bytes', 0 - tonumber(ARGV[6]))
