@@ -193,10 +193,10 @@ class Outbox:
     def _send_in_parts(self, group: Group, letters: list[Letter]) -> list[Letter]:
         again: list[Letter] = []
         for first in range(0, len(letters), _FLUSH_TASKS):
-            held_s = self._holds.left_s(group)
-            if held_s > 0:
+            left_s = self._holds.left_s(group)
+            if left_s > 0:
                 # First come, first served: new letters wait behind those that were refused.
-                return again + self._patient(letters[first:], math.ceil(held_s * 1000))
+                return again + self._patient(letters[first:], math.ceil(left_s * 1000))
             part = letters[first : first + _FLUSH_TASKS]
             refused = self._send(part)
             again += refused

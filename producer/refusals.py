@@ -20,21 +20,25 @@ class Holds(Generic[Group]):
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._until_s: dict[Group, float] = {}
+        #: Until when to hold, and from when the limit is said to have room.
+        self._held: dict[Group, tuple[float, float]] = {}
 
     def left_s(self, group: Group) -> float:
-        """Seconds for which the group is still kept back."""
-        if group not in self._until_s:
+        """Seconds until the limit has room, while the group is kept back; else 0."""
+        if group not in self._held:
             return 0.0
-        left_s = self._until_s[group] - self._clock()
-        if left_s <= 0:
-            del self._until_s[group]
-        return max(0.0, left_s)
+        until_s, room_s = self._held[group]
+        now_s = self._clock()
+        if now_s >= until_s:
+            del self._held[group]
+            return 0.0
+        return room_s - now_s
 
     def keep(self, group: Group, wait_s: float) -> None:
         """Keeps the group back; a long wait in several short ones, since limits may change."""
-        until_s = self._clock() + min(wait_s, _MOST_HELD_S)
-        self._until_s[group] = min(until_s, self._until_s.get(group, until_s))
+        now_s = self._clock()
+        held = now_s + min(wait_s, _MOST_HELD_S), now_s + wait_s
+        self._held[group] = min(held, self._held.get(group, held))
 
 
 def refusal(answer: Answer, spec: ModelSpec, rows: int, priority: int) -> TrtqError:

@@ -8,9 +8,13 @@ import redis
 
 from producer import Client, keys
 from producer.config import ProducerSettings
-from producer.errors import QueueFull
+from producer.errors import QueueFull, RateLimited
+from producer.limits import RateLimit
+from producer.link import Link
+from producer.refusals import Holds
 from producer.spec import ModelSpec, TensorSpec
 from tests.support.processes import until
+from workers.inbox import WorkerInbox
 
 X = (TensorSpec(name="x", dtype="uint8", shape=(4,)),)
 ROW = np.zeros(4, np.uint8)
@@ -58,3 +62,32 @@ def test_what_waits_keeps_its_order(redis_url: str, connection: redis.Redis) -> 
                 ticket.entry_id for ticket in mine
             ]
             connection.delete(*keys.model_keys("full"))
+
+
+def test_a_long_wait_is_held_in_short_ones_and_told_whole() -> None:
+    now_s = 10.0
+    holds: Holds[str] = Holds(lambda: now_s)
+    assert holds.left_s("group") == 0
+    holds.keep("group", 50.0)
+    now_s = 10.5
+    assert holds.left_s("group") == 49.5
+    assert holds.left_s("other") == 0
+    now_s = 11.0
+    # Asked again now, since limits may have changed meanwhile.
+    assert holds.left_s("group") == 0
+
+
+def test_who_comes_behind_a_held_task_is_told_when_the_limit_has_room(
+    redis_url: str, connection: redis.Redis
+) -> None:
+    publish(connection, "limited")
+    limit = RateLimit(rows_per_s=0.02, burst_rows=1)
+    WorkerInbox(Link(connection), "limited").attend("w", 60_000, limit)
+    with Client(redis_url) as client:
+        first = client.submit("limited", ROW)
+        until(lambda: first.entry_id)
+        client.submit("limited", ROW, timeout=30)
+        for _ in range(3):
+            refused = client.submit("limited", ROW, timeout=0).exception(10)
+            assert isinstance(refused, RateLimited)
+            assert 40 < refused.retry_after_s <= 50
