@@ -13,6 +13,8 @@ from producer import address
 from producer.address import DEFAULT_URL
 from producer.errors import ConfigError
 
+_YEAR_S = 365 * 86_400
+
 
 class RedisSettings(BaseSettings):
     """Where Redis is. Environment names are `TRTQ_` plus the field in capitals.
@@ -74,19 +76,19 @@ class ProducerSettings(RedisSettings):
     #: and `-`. Without one, the user of the Redis URL, or "client".
     client_name: str = ""
     #: A task without a deadline of its own gets this one; nothing waits for ever.
-    default_deadline_s: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    default_deadline_s: float = Field(default=600.0, gt=0, le=_YEAR_S)
     #: How long `submit` may wait for room in a full queue when it names no timeout.
-    default_timeout_s: float = Field(default=60.0, ge=0, allow_inf_nan=False)
+    default_timeout_s: float = Field(default=60.0, ge=0, le=_YEAR_S)
     #: Tasks that may wait inside the client to be sent, also those that a full queue refused.
-    client_max_unsent: int = Field(default=10_000, ge=1)
+    client_max_unsent: int = Field(default=10_000, ge=1, le=10**9)
     #: How long a stored result is kept.
-    store_s: int = Field(default=3600, ge=1)
+    store_s: int = Field(default=3600, ge=1, le=10 * _YEAR_S)
     #: How long an idempotency key is remembered when `submit` names no window.
-    key_window_s: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
+    key_window_s: float = Field(default=3600.0, gt=0, le=10 * _YEAR_S)
     #: How long a published model spec is trusted before it is read again.
-    spec_ttl_s: float = Field(default=5.0, ge=0)
+    spec_ttl_s: float = Field(default=5.0, ge=0, le=_YEAR_S)
     #: How long connecting to Redis may take at start.
-    connect_timeout_s: float = Field(default=5.0, gt=0)
+    connect_timeout_s: float = Field(default=5.0, gt=0, le=3600)
     #: Make spans of OpenTelemetry for submitted tasks; needs the extra `tracing`.
     tracing: bool = False
 

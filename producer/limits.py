@@ -6,6 +6,11 @@ import math
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from producer.spec import MAX_COUNT
+
+#: A row in twelve days.
+_LEAST_PER_S = 1e-6
+
 
 class RateLimit(BaseModel):
     """Token buckets of a model: rows a second on average, and at most a burst at once.
@@ -15,10 +20,10 @@ class RateLimit(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    rows_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    burst_rows: int | None = Field(default=None, ge=1)
-    per_client_rows_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    per_client_burst_rows: int | None = Field(default=None, ge=1)
+    rows_per_s: float | None = Field(default=None, ge=_LEAST_PER_S, le=MAX_COUNT)
+    burst_rows: int | None = Field(default=None, ge=1, le=MAX_COUNT)
+    per_client_rows_per_s: float | None = Field(default=None, ge=_LEAST_PER_S, le=MAX_COUNT)
+    per_client_burst_rows: int | None = Field(default=None, ge=1, le=MAX_COUNT)
 
     @model_validator(mode="after")
     def _has_rates(self) -> RateLimit:

@@ -407,6 +407,20 @@ def test_a_heartbeat_sweeps(inbox: WorkerInbox, add: Adder, connection: redis.Re
     assert deaths == []
 
 
+@pytest.mark.parametrize(("interval_s", "alive_ms"), [(1.0, 5000), (10.0, 30_000)])
+def test_a_worker_counts_as_alive_for_longer_than_until_its_next_beats(
+    inbox: WorkerInbox, connection: redis.Redis, interval_s: float, alive_ms: int
+) -> None:
+    served = SimpleNamespace(rate_limit=None, spec=SPEC, inbox=inbox, counters=Counters())
+    presence = Presence(connection, "w", {}, [served], 10_000, interval_s, lambda _: None)
+    presence.start()
+    try:
+        assert alive_ms - 2000 < connection.pttl(keys.worker("w")) <= alive_ms
+        assert inbox.look().workers == 1
+    finally:
+        presence.close()
+
+
 def test_a_claim_is_bounded_in_rows(inbox: WorkerInbox, add: Adder) -> None:
     add([b"a", b"b", b"c", b"d", b"e"], rows=4)
     assert len(inbox.enter("w", 8).entries) == 2

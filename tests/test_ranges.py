@@ -121,7 +121,7 @@ def runtime(
 
     monkeypatch.setattr(runtime_module, "make_engine", make_engine)
     settings = WorkerSettings(
-        redis_url=redis_url, models=str(tmp_path), linger_ms=200, nvtx=True, heartbeat_s=30
+        redis_url=redis_url, models=str(tmp_path), linger_ms=200, nvtx=True, heartbeat_s=10
     )
     made = Runtime(settings, "t", load_models([tmp_path]), lambda reason: None, lambda: False)
     made.start()

@@ -189,12 +189,24 @@ def test_buckets_expire_and_limits_come_and_go(inbox: WorkerInbox, connection: r
     assert isinstance(inbox.add(SPEC, 1, "a.1", 3, [(4, b"x")])[1][0], bytes)
 
 
+def test_a_rate_that_nobody_can_wait_for_spoils_no_queue(
+    inbox: WorkerInbox, connection: redis.Redis
+) -> None:
+    """Workers refuse it; a producer can write it by itself."""
+    connection.hset(inbox.keys.limits, mapping={"rows_per_s": "1e-300", "burst_rows": "4"})
+    assert isinstance(inbox.add(SPEC, 1, "a.1", 1, [(4, b"x")])[1][0], bytes)
+    assert inbox.look().rows == 4
+    assert inbox.add(SPEC, 1, "a.1", 2, [(4, b"x")])[1] == [2**52]
+    assert inbox.look().rows == 4
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("{}", "set rows_per_s"),
         ("{burst_rows: 99}", "burst_rows is set without rows_per_s"),
         ("{rows_per_s: 0}", "rate_limit.rows_per_s is 0"),
+        ("{rows_per_s: 1.0e-300}", "rate_limit.rows_per_s is 1e-300"),
         ("{rows_per_s: .inf}", "rate_limit.rows_per_s is inf"),
         ("{rows_per_s: 5, burst_rows: 3}", "burst of 3 rows, less than the 4 rows"),
         ("{per_client_rows_per_s: 5, per_client_burst_rows: 3}", "burst of 3 rows"),

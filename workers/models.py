@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -31,6 +33,9 @@ _DEFAULT_SLOTS = {"onnxruntime": 1, "tensorrt": 4}
 
 
 _MOST_ROWS = 2**31 - 1
+#: Below, a worker that only waits for a CPU core for a moment would be replaced.
+_LEAST_TIMEOUT_S = 0.1
+_MOST_TIMEOUT_S = 86_400
 #: A configuration has some hundred bytes, one with many profiles some thousand.
 _MOST_BYTES = 16 << 10
 _MOST_LEVELS = 20
@@ -56,7 +61,7 @@ class ModelConfig(BaseModel):
     #: Most rows of one task, which is never split over batches; default `max_batch`.
     max_rows_per_task: int | None = Field(default=None, ge=1, le=_MOST_ROWS)
     #: How long one run of a batch may take before its worker is replaced; 0 or None: for ever.
-    batch_timeout_s: float | None = Field(default=60.0, ge=0, allow_inf_nan=False)
+    batch_timeout_s: float | None = Field(default=60.0, ge=0, le=_MOST_TIMEOUT_S)
     forbid_nan: bool = False
     queue_max_rows: int = Field(default=100_000, ge=1, le=MAX_COUNT)
     queue_max_bytes: int = Field(default=256 << 20, ge=1, le=MAX_COUNT)
@@ -79,6 +84,13 @@ class ModelConfig(BaseModel):
             slots = _DEFAULT_SLOTS.get(str(data.get("engine")))
             return data if slots is None else {**data, "slots": slots}
         return data
+
+    @field_validator("batch_timeout_s")
+    @classmethod
+    def _none_or_some(cls, value: float | None) -> float | None:
+        if value and value < _LEAST_TIMEOUT_S:
+            raise ValueError(f"use {_LEAST_TIMEOUT_S} or more, or 0 for no limit")
+        return value
 
     @model_validator(mode="after")
     def _limits_agree(self) -> ModelConfig:
@@ -233,9 +245,17 @@ def _read(file: Path) -> dict[Any, Any]:
 class _Loader(yaml.SafeLoader):
     """A SafeLoader for short files.
 
-    Refuses aliases, a few lines of which stand for more values than memory holds, and brackets
-    in brackets, for which PyYAML's time grows with their square.
+    Refuses aliases, a few lines of which stand for more values than memory holds, brackets in
+    brackets, for which PyYAML's time grows with their square, and a key given twice.
     """
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for name, times in names.most_common(1):
+            if times > 1:
+                raise yaml.YAMLError(f"the key {quoted(name)} is there {times} times: keep one")
+        made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return made
 
     def fetch_flow_collection_start(self, token: Any) -> None:
         if self.flow_level >= _MOST_LEVELS:

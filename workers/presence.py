@@ -22,7 +22,9 @@ from workers.metrics import Counters
 
 log = logging.getLogger("trtq.presence")
 
-_ALIVE_MS = 5000
+#: A worker counts as alive for so long after a beat, and for so many beats that fail to come.
+_LEAST_ALIVE_MS = 5000
+_ALIVE_BEATS = 3
 _SWEEP_S = 10.0
 
 
@@ -55,6 +57,7 @@ class Presence:
         self._models = models
         self._lease_ms = lease_ms
         self._interval_s = interval_s
+        self._alive_ms = max(_LEAST_ALIVE_MS, int(_ALIVE_BEATS * interval_s * 1000))
         self._on_death = on_death
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -149,13 +152,13 @@ class Presence:
             "tasks_per_s": round((total.tasks - self._before.tasks) / seconds, 1),
             "rows_per_s": round((total.rows - self._before.rows) / seconds, 1),
         }
-        args: list[Any] = [_ALIVE_MS, json.dumps(document)]
+        args: list[Any] = [self._alive_ms, json.dumps(document)]
         for model in self._models:
             args += (model.spec.name, _published(model.spec))
         turns = keys.model_keys(self._models[0].spec.name).turns
         self._link.script("beat", (keys.worker(self._consumer), keys.MODELS, turns), args)
         for model in self._models:
-            model.inbox.attend(self._consumer, _ALIVE_MS, model.rate_limit)
+            model.inbox.attend(self._consumer, self._alive_ms, model.rate_limit)
         self._before, self._before_s = total, now_s
 
     def _heal(self) -> None:

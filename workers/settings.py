@@ -10,7 +10,10 @@ from pydantic import Field, field_validator
 
 from producer.config import RedisSettings
 from producer.letters import LetterLimits
+from producer.spec import MAX_COUNT
 
+_DAY_S = 86_400
+_YEAR_S = 365 * _DAY_S
 #: A process that ended with this would end so again (os.EX_CONFIG): it is not restarted.
 EXIT_CONFIG = 78
 #: Environment variable: the file descriptor that ends with the supervisor (see workers/launch.py).
@@ -30,22 +33,22 @@ class WorkerSettings(RedisSettings):
     #: inside it. Empty refuses models with hooks.
     hook_modules: str = ""
     #: A task whose worker gave no sign for this long is run by another.
-    lease_ms: int = Field(default=10_000, ge=500)
+    lease_ms: int = Field(default=10_000, ge=500, le=_DAY_S * 1000)
     #: How long a turn waits on an empty stream before it ends.
-    linger_ms: int = Field(default=500, ge=0)
+    linger_ms: int = Field(default=500, ge=0, le=60_000)
     #: A turn ends after this long, so that other models get theirs.
-    turn_budget_s: float = Field(default=30.0, gt=0)
+    turn_budget_s: float = Field(default=30.0, gt=0, le=_DAY_S)
     #: A task delivered this often without an answer is run alone, once.
-    max_deliveries: int = Field(default=3, ge=1)
+    max_deliveries: int = Field(default=3, ge=1, le=1000)
     #: How long a stopping worker may take to finish what it runs.
-    drain_grace_s: float = Field(default=30.0, gt=0)
+    drain_grace_s: float = Field(default=30.0, gt=0, le=_DAY_S)
     #: How often a worker says that it lives and looks for work that nobody covers.
-    heartbeat_s: float = Field(default=1.0, gt=0)
+    heartbeat_s: float = Field(default=1.0, ge=0.01, le=10)
     #: Dead letters kept for each model: how many, bytes of them all, and for how long after the
     #: last one.
-    dead_max_tasks: int = Field(default=LetterLimits().tasks, ge=1)
-    dead_max_bytes: int = Field(default=LetterLimits().bytes, ge=1)
-    dead_ttl_s: int = Field(default=LetterLimits().ttl_s, ge=1)
+    dead_max_tasks: int = Field(default=LetterLimits().tasks, ge=1, le=MAX_COUNT)
+    dead_max_bytes: int = Field(default=LetterLimits().bytes, ge=1, le=MAX_COUNT)
+    dead_ttl_s: int = Field(default=LetterLimits().ttl_s, ge=1, le=10 * _YEAR_S)
 
     #: Show stages as NVTX ranges to a profiler; needs the package nvtx.
     nvtx: bool = False

@@ -3,6 +3,8 @@
 -- them is at most its burst. One that owes nothing needs no key, so a key expires when debt ends.
 -- One from a time more than this ahead was left before the clock of Redis' machine was set back.
 local MOST_AHEAD_MS = 60000
+-- Redis refuses expiries that are no number of ms, and would in the middle of a script.
+local MOST_MS = 2 ^ 52
 
 local function open_bucket(key, rows_per_s, burst_rows, now)
   local bucket = {key = key, rows_per_ms = rows_per_s / 1000, burst_rows = burst_rows, debt_rows = 0, now = now}
@@ -22,7 +24,7 @@ local function take_rows(buckets, rows)
   for _, bucket in ipairs(buckets) do
     local missing_rows = bucket.debt_rows + rows - bucket.burst_rows
     if missing_rows > 0 then
-      wait_ms = math.max(wait_ms, math.ceil(missing_rows / bucket.rows_per_ms))
+      wait_ms = math.max(wait_ms, math.min(MOST_MS, math.ceil(missing_rows / bucket.rows_per_ms)))
     end
   end
   if wait_ms == 0 then
@@ -34,7 +36,7 @@ local function take_rows(buckets, rows)
 end
 
 local function close_bucket(bucket)
-  local left_ms = math.max(1, math.ceil(bucket.debt_rows / bucket.rows_per_ms))
+  local left_ms = math.min(MOST_MS, math.max(1, math.ceil(bucket.debt_rows / bucket.rows_per_ms)))
   -- No SET: see add.lua.
   redis.call('GETSET', bucket.key, cmsgpack.pack(bucket.debt_rows, bucket.now))
   redis.call('GETEX', bucket.key, 'PX', string.format('%.0f', left_ms))
