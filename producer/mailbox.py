@@ -33,6 +33,8 @@ log = logging.getLogger("trtq.mailbox")
 
 _BLOCK_S = 0.5
 _SWEEP_S = 0.5
+#: With the sweep, a ticket ends at most two seconds after its deadline.
+_GRACE_S = 2.0 - _SWEEP_S
 _READ_COUNT = 64
 #: The first bytes of a reply hold its task's id, so they tell it from others.
 _HEAD_BYTES = 256
@@ -47,7 +49,7 @@ class Mailbox:
     """
 
     def __init__(
-        self, link: Link, client: str, clock: Callable[[], float], grace_s: float = 2.0
+        self, link: Link, client: str, clock: Callable[[], float], grace_s: float = _GRACE_S
     ) -> None:
         self._link = link
         self._key = keys.reply(client)

@@ -35,7 +35,7 @@ class WorkerSettings(RedisSettings):
     #: A task whose worker gave no sign for this long is run by another.
     lease_ms: int = Field(default=10_000, ge=500, le=_DAY_S * 1000)
     #: How long a turn waits on an empty stream before it ends.
-    linger_ms: int = Field(default=500, ge=0, le=60_000)
+    linger_ms: int = Field(default=500, ge=0, le=_DAY_S * 1000)
     #: A turn ends after this long, so that other models get theirs.
     turn_budget_s: float = Field(default=30.0, gt=0, le=_DAY_S)
     #: A task delivered this often without an answer is run alone, once.

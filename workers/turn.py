@@ -307,9 +307,13 @@ class Turn:
         self._offset_ms = redis_now_ms - self._clock()
 
     def _finish(self) -> None:
-        """Lets the slots finish; hands back what they have not started if the worker stops."""
+        """Lets the slots finish; hands back what they have not started if the worker stops.
+
+        So it does after a moment for another model that waits: what is held may be long batches.
+        """
         limits = self._limits
         give_up_ms = self._clock() + limits.finish_ms
+        leave_ms = self._clock() + _QUANTUM_MS
         failures_until_ms = self._clock() + _LINK_PATIENCE_MS
         stop_seen = False
         while len(self._ledger) and self._clock() < give_up_ms:
@@ -318,7 +322,9 @@ class Turn:
                     stop_seen = True
                     give_up_ms = min(give_up_ms, self._clock() + limits.drain_ms)
                 # Each time: a slot that lost its device gives its batch back while others run.
-                self._hand_back()
+                self._hand_back("stopping")
+            elif self._clock() >= leave_ms and self._others_wait():
+                self._hand_back("others_wait")
             self._feed.wait_idle(_SLICE_MS)
             if self._feed.idle:
                 # Only answers are under way; they leave within moments or wait for Redis.
@@ -337,7 +343,7 @@ class Turn:
             names = _names(self._ledger.entries())
             self._incidents.record(ABANDONED, "drain_grace", names, detail)
 
-    def _hand_back(self) -> None:
+    def _hand_back(self, reason: str) -> None:
         entries = [held.entry for held in self._feed.withdraw(lambda held: True)]
         hand_back(
             entries,
@@ -346,6 +352,7 @@ class Turn:
             self._limits.lease_ms,
             self._ledger,
             self._incidents,
+            reason,
         )
 
 
@@ -356,15 +363,16 @@ def hand_back(
     lease_ms: int,
     ledger: Ledger,
     incidents: Incidents,
+    reason: str = "stopping",
 ) -> None:
-    """Gives `entries` of a worker that stops to the next one; without Redis their lease does."""
+    """Gives `entries` to the next turn, of any worker; without Redis their lease does."""
     if not entries:
         return
     try:
         released = inbox.release(consumer, entries, lease_ms)
         lost = len(entries) - released
         detail = f"{lost} of them were no longer this worker's" if lost else ""
-        incidents.record(RELEASED, "stopping", _names(entries), detail)
+        incidents.record(RELEASED, reason, _names(entries), detail)
     except LINK_ERRORS as failure:
         detail = f"come back when their lease runs out: {failure}"
         incidents.record(ABANDONED, RedisUnavailable.code, _names(entries), detail)
