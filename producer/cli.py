@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from producer.commands import bulk, dead, doctor, engines, operate, queues, serve, submit
 from producer.commands.shared import CommandGroup
@@ -52,16 +53,24 @@ def _options(
 
 
 def _add(
-    command: Callable[..., None], *examples: str, to: typer.Typer = app, name: str | None = None
+    command: Callable[..., None],
+    *examples: str,
+    to: typer.Typer = app,
+    name: str | None = None,
+    cls: type[TyperCommand] = TyperCommand,
 ) -> None:
     # typer keeps the line breaks of a docstring's later paragraphs; terminals wrap better. A blank
     # line keeps lines of an epilog apart.
     text = [" ".join(part.split()) for part in (inspect.getdoc(command) or "").split("\n\n")]
     epilog = "\n\n".join(("Example:", *examples))
-    to.command(name, help="\n\n".join(text), epilog=epilog)(command)
+    to.command(name, cls=cls, help="\n\n".join(text), epilog=epilog)(command)
 
 
-_add(serve.worker, "trtq worker --devices 0,1 --models configs/models --bulk-root /data")
+_add(
+    serve.worker,
+    "trtq worker --devices 0,1 --models configs/models --bulk-root /data",
+    cls=serve.WorkerCommand,
+)
 _add(bulk.bulk, "trtq bulk digits /data/rows.npy /data/scores.npy --resume")
 _add(
     submit.submit,

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from producer import address
@@ -14,6 +14,13 @@ from producer.address import DEFAULT_URL
 from producer.errors import ConfigError
 
 _YEAR_S = 365 * 86_400
+
+
+def wrong_setting(failure: ValidationError) -> ConfigError:
+    """The error of settings that were read from the environment: names the first wrong variable."""
+    wrong = failure.errors(include_url=False)[0]
+    name = "TRTQ_" + "_".join(map(str, wrong["loc"])).upper()
+    return ConfigError(f"{name}={wrong['input']!r}: {wrong['msg']}")
 
 
 class RedisSettings(BaseSettings):

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from pydantic import ValidationError
 
 from producer import keys
+from producer.config import wrong_setting
 from producer.errors import ConfigError
 from workers.devices import CPU, WorkerDevice
 from workers.logs import say
@@ -299,7 +300,7 @@ def launch(plans: Sequence[Plan]) -> int:
     """
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("the supervisor needs the main thread: it handles signals")
-    stop_s = _drain_grace_s() + _STOP_MARGIN_S
+    stop_s = worker_settings().drain_grace_s + _STOP_MARGIN_S
     # Nobody writes: the kernel closes the write end with this process, and readers see the end.
     alive_fd, held_fd = os.pipe()
     try:
@@ -323,10 +324,9 @@ def _supervise(supervisor: Supervisor) -> int:
             signal.signal(number, handler)
 
 
-def _drain_grace_s() -> float:
+def worker_settings() -> WorkerSettings:
+    """The environment's settings; raises ConfigError that names a wrong variable."""
     try:
-        return WorkerSettings().drain_grace_s
+        return WorkerSettings()
     except ValidationError as failure:
-        wrong = failure.errors(include_url=False)[0]
-        name = "TRTQ_" + "_".join(map(str, wrong["loc"])).upper()
-        raise ConfigError(f"{name}={wrong['input']!r}: {wrong['msg']}") from None
+        raise wrong_setting(failure) from None

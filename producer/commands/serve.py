@@ -5,15 +5,47 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from producer.commands.shared import RedisUrl, url_for
+from producer.commands.shared import RedisUrl, one_line, url_for
+from producer.errors import ConfigError, InvalidInput
 
 #: As of the processes that it starts: wrong, and wrong again if tried again.
 EXIT_CONFIG = 78
+
+
+class WorkerCommand(TyperCommand):
+    """Ends with EXIT_CONFIG and one line where an option or a setting is wrong."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the options; one that does not exist stays an error of usage."""
+        with _refusals():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command."""
+        with _refusals():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except (typer.BadParameter, ConfigError, InvalidInput) as failure:
+        if isinstance(failure, typer.BadParameter):
+            text = failure.format_message()
+        else:
+            text = failure.message
+        # In the format of the worker's log.
+        importlib.import_module("workers.logs").say(f"trtq worker: {one_line(text)}")
+        raise typer.Exit(EXIT_CONFIG) from None
 
 
 def worker(
@@ -74,7 +106,6 @@ def worker(
     Exit code 78: the configuration is wrong.
     """
     from producer.connection import connect, wait_until_answers
-    from producer.errors import ConfigError
 
     url = url_for(redis_url)
     connect(url).close()  # a URL that is none is refused here, not in every process
@@ -92,12 +123,10 @@ def worker(
         loglevel=loglevel,
         affinity=affinity,
     )
-    try:
-        # Each process reads them again; said here it is not lost among what they write.
-        importlib.import_module("workers.models").load_models(folders)
-    except ConfigError as failure:
-        importlib.import_module("workers.logs").say(f"trtq worker: {failure.message}")
-        raise typer.Exit(EXIT_CONFIG) from None
+    plans = importlib.import_module("workers.observe").with_ports(plans, metrics_port)
+    # Each process reads them again; said here it is not lost among what they write.
+    launch.worker_settings()
+    importlib.import_module("workers.models").load_models(folders)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         wait_until_answers(url, lambda line: typer.echo(f"trtq worker: {line}", err=True))
@@ -105,8 +134,7 @@ def worker(
         return
     finally:
         signal.signal(signal.SIGTERM, before)
-    observe = importlib.import_module("workers.observe")
-    raise typer.Exit(launch.launch(observe.with_ports(plans, metrics_port)))
+    raise typer.Exit(launch.launch(plans))
 
 
 def redis(

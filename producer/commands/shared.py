@@ -73,10 +73,14 @@ class CommandGroup(TyperGroup):
 
 def show_error(code: str, message: str) -> None:
     """One red line on stderr."""
+    typer.secho(f"error [{code}]: {one_line(message)}", fg=typer.colors.RED, err=True)
+
+
+def one_line(message: str) -> str:
+    """`message` without line breaks and what a terminal would obey."""
     from producer.quote import printable
 
-    line = printable(" ".join(message.split()))
-    typer.secho(f"error [{code}]: {line}", fg=typer.colors.RED, err=True)
+    return printable(" ".join(message.split()))
 
 
 def stdout() -> Console:
@@ -89,14 +93,12 @@ def stdout() -> Console:
 
 def producer_settings() -> ProducerSettings:
     """The environment's settings; raises ConfigError that names a wrong variable."""
-    from producer.config import ProducerSettings
+    from producer.config import ProducerSettings, wrong_setting
 
     try:
         return ProducerSettings()
     except ValidationError as failure:
-        wrong = failure.errors(include_url=False)[0]
-        name = "TRTQ_" + "_".join(map(str, wrong["loc"])).upper()
-        raise ConfigError(f"{name}={wrong['input']!r}: {wrong['msg']}") from None
+        raise wrong_setting(failure) from None
 
 
 def url_for(redis_url: str | None) -> str:
