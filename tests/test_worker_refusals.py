@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from celery.bin.base import LogLevel
 from typer.testing import CliRunner
 
 from producer.cli import app
@@ -60,6 +61,7 @@ def refused(folder: Path, locked: EmbeddedRedis) -> Callable[..., str]:
         (("--name", "a b"), {}, "'a b'"),
         (("--metrics-port", "70000"), {}, "'--metrics-port' "),
         (("--metrics-port", "65535"), {}, "2 ports from there do not exist"),
+        (("--loglevel", "blah"), {}, "'info', 'warning', 'error', 'critical', 'fatal'"),
         ((), {"TRTQ_METRICS_PORT": "high"}, "'TRTQ_METRICS_PORT'"),
         ((), {"TRTQ_LEASE_MS": "0"}, "TRTQ_LEASE_MS='0': "),
         ((), {"TRTQ_STORE_S": "soon"}, "TRTQ_STORE_S='soon': "),
@@ -71,6 +73,12 @@ def test_a_wrong_option_or_setting(
     refused: Callable[..., str], options: tuple[str, ...], variables: dict[str, str], said: str
 ) -> None:
     assert said in refused(*options, **variables)
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "Warning", "error", "FATAL"])
+def test_levels_are_celerys_in_any_case(refused: Callable[..., str], level: str) -> None:
+    assert "refused the login" in refused("--loglevel", level)
+    assert LogLevel().convert(level.lower(), None, None)
 
 
 def test_a_redis_that_refuses(refused: Callable[..., str], locked: EmbeddedRedis) -> None:

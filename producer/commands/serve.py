@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,17 @@ from producer.errors import ConfigError, InvalidInput
 
 #: As of the processes that it starts: wrong, and wrong again if tried again.
 EXIT_CONFIG = 78
+
+
+class LogLevel(str, Enum):
+    """Levels of Celery's log, least urgent first; the last two are one."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+    FATAL = "fatal"
 
 
 class WorkerCommand(TyperCommand):
@@ -96,7 +108,12 @@ def worker(
             help="Bind each process to the CPU cores near its GPU, where the driver tells them.",
         ),
     ] = True,
-    loglevel: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    loglevel: Annotated[
+        LogLevel,
+        typer.Option(
+            case_sensitive=False, metavar="LEVEL", help="debug, info, warning, error or critical."
+        ),
+    ] = LogLevel.INFO,
     redis_url: RedisUrl = None,
 ) -> None:
     """Serve models: a Celery worker process for each device, started again when it fails.
@@ -120,7 +137,7 @@ def worker(
         bulk_roots=_folders(bulk_root, "TRTQ_BULK_ROOTS", ""),
         name=name,
         infer_threads=infer_threads,
-        loglevel=loglevel,
+        loglevel=loglevel.value,
         affinity=affinity,
     )
     plans = importlib.import_module("workers.observe").with_ports(plans, metrics_port)
