@@ -18,6 +18,9 @@ import redis
 from producer.errors import MissingExtra, RedisUnavailable
 
 _START_S = 15.0
+#: Reads a process id, then waits for a line that never comes: the kernel ends its input with the
+#: process that held the other end, however that one ended. The server must not outlive it.
+_WATCH = 'read -r pid && { read -r line || kill -TERM "$pid"; }'
 
 
 def server_binary() -> Path:
@@ -42,7 +45,8 @@ def server_binary() -> Path:
 class EmbeddedRedis:
     """A redis-server on 127.0.0.1. `start` runs it, `close` ends it; a context manager does both.
 
-    `port` 0 takes a free one. `folder` keeps its data; without it they go with the server.
+    It also ends with this process, and those forked from it, however they end. `port` 0 takes a
+    free one. `folder` keeps its data; without it they go with the server.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class EmbeddedRedis:
         self._appendonly = appendonly
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._watcher: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -80,15 +85,19 @@ class EmbeddedRedis:
         command = [str(binary), "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--dir", str(folder), "--save", "", "--loglevel", "warning"]
         command += ["--appendonly", "yes" if self._appendonly else "no"]
-        with (folder / "redis.log").open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
         try:
+            # Before the server, so that none is ever without it.
+            self._watcher = _start_watcher()
+            with (folder / "redis.log").open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            assert self._watcher.stdin is not None
+            self._watcher.stdin.write(b"%d\n" % self._process.pid)
             self._wait(folder)
         except BaseException:
             self.close()
@@ -97,7 +106,9 @@ class EmbeddedRedis:
 
     def wait(self) -> int:
         """Waits until the server ends by itself; returns its exit code."""
-        return self._process.wait() if self._process else 0
+        code = self._process.wait() if self._process else 0
+        self._unwatch()
+        return code
 
     def close(self) -> None:
         """Stops the server."""
@@ -109,6 +120,7 @@ class EmbeddedRedis:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(10)
+        self._unwatch()
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
@@ -119,6 +131,7 @@ class EmbeddedRedis:
         if process is not None:
             process.kill()
             process.wait(10)
+        self._unwatch()
 
     def __enter__(self) -> EmbeddedRedis:
         return self.start()
@@ -130,6 +143,13 @@ class EmbeddedRedis:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _unwatch(self) -> None:
+        # Once the server is gone, before another process gets its id.
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            with watcher:
+                watcher.kill()
 
     def _wait(self, folder: Path) -> None:
         give_up_s = time.monotonic() + _START_S
@@ -152,6 +172,18 @@ class EmbeddedRedis:
                     continue
                 return
         raise RedisUnavailable(f"redis-server on port {self.port} did not answer in {_START_S} s")
+
+
+def _start_watcher() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        ("/bin/sh", "-c", _WATCH),
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # Signals of a terminal are for this process alone.
+        start_new_session=True,
+    )
 
 
 def _is_taken(port: int) -> bool:

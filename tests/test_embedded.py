@@ -118,3 +118,82 @@ def test_the_command_tells_when_the_server_dies(tmp_path: Path) -> None:
             process.kill()
     assert process.returncode == 1
     assert "error [redis_unavailable]: redis-server ended by itself with -9" in stderr
+
+
+_OWNER = """
+import sys, threading
+from producer.embedded import EmbeddedRedis
+
+server = EmbeddedRedis()
+# From a thread that ends: the server belongs to the process.
+thread = threading.Thread(target=server.start)
+thread.start()
+thread.join()
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_the_server_ends_with_a_killed_owner(number: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _OWNER],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        try:
+            assert owner.stdout is not None
+            server = psutil.Process(int(owner.stdout.readline()))
+            started = psutil.Process(owner.pid).children()
+            assert server in started
+            owner.send_signal(number)
+            assert owner.wait(20) == -number
+            until(lambda: not any(map(running, started)))
+        finally:
+            owner.kill()
+
+
+def test_the_command_killed_leaves_no_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "producer.cli", "redis", "--port", "0"]
+    command += ["--dir", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[-1]
+            with redis.Redis.from_url(url) as connection:
+                connection.set("kept", 1)
+                server = psutil.Process(connection.info("server")["process_id"])
+        finally:
+            process.kill()
+    until(lambda: not running(server))
+    with (
+        EmbeddedRedis(folder=tmp_path, appendonly=True) as again,
+        redis.Redis.from_url(again.url) as connection,
+    ):
+        assert connection.get("kept") == b"1"
+
+
+def test_nothing_is_left_of_a_server_that_ended() -> None:
+    before = set(psutil.Process().children())
+    server = EmbeddedRedis()
+    for end in (server.kill, server.close):
+        server.start()
+        assert len(set(psutil.Process().children()) - before) == 2
+        end()
+        assert set(psutil.Process().children()) <= before
+    server.start()
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    assert server.wait() == -signal.SIGKILL
+    assert set(psutil.Process().children()) <= before
+    server.close()
+
+
+def running(process: psutil.Process) -> bool:
+    """False for a zombie too: a container's first process may reap none."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
