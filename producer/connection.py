@@ -104,7 +104,7 @@ def named_errors(url: str) -> Iterator[None]:
     """Turns redis-py's errors into ours that name `url` redacted.
 
     A lost connection becomes RedisUnavailable, a refused login or command AccessDenied, a server
-    that cannot be trusted TlsFailed.
+    that cannot be trusted TlsFailed, one that is no Redis or lacks the database ConfigError.
     """
     try:
         yield
@@ -130,6 +130,18 @@ def named_errors(url: str) -> Iterator[None]:
             f"Redis at {redact(url)} does not answer ({failure})"
             f"{tls if url.startswith('rediss://') else ''}; "
             "start it (`trtq redis` runs an embedded one) or set TRTQ_REDIS_URL"
+        ) from failure
+    except redis.exceptions.InvalidResponse as failure:
+        raise ConfigError(
+            f"what answers at {redact(url)} is no Redis ({failure}); give the host and port of one "
+            "in TRTQ_REDIS_URL"
+        ) from failure
+    except redis.exceptions.ResponseError as failure:
+        if "DB index" not in str(failure):
+            raise
+        raise ConfigError(
+            f"Redis at {redact(url)} has no database of that number ({failure}); end "
+            "TRTQ_REDIS_URL with one that it has, as /0, or give it more `databases`"
         ) from failure
 
 
