@@ -265,6 +265,31 @@ sys.exit(launch([Plan("cpu", (sys.executable, "-c", child), {"X": "1"})]))
         process.wait(10)
 
 
+def test_a_signal_after_the_stop_does_not_replace_the_exit_code(tmp_path: Path) -> None:
+    script = """
+import sys
+from workers.launch import Plan, launch
+child = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(3));"
+child += "open('ready', 'w').close(); time.sleep(60)"
+code = launch([Plan("cpu", (sys.executable, "-c", child), {})])
+open("stopped", "w").close()
+sys.stdin.read()
+sys.exit(code)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE)
+    with process:
+        try:
+            until((tmp_path / "ready").exists)
+            process.send_signal(signal.SIGTERM)
+            until((tmp_path / "stopped").exists)
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+
+
 def test_the_end_of_the_pipe_is_the_supervisors_death() -> None:
     alive_fd, held_fd = os.pipe()
     sent: list[int] = []

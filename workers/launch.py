@@ -203,6 +203,11 @@ class Supervisor:
         """The first call stops warmly, the second kills. Safe in a signal handler."""
         self._requests += 1
 
+    @property
+    def stopping(self) -> bool:
+        """True once a stop was asked for, or a child refused its configuration."""
+        return self._requests > 0
+
     def run(self) -> int:
         """Supervises until all children have ended; returns the exit code.
 
@@ -296,7 +301,8 @@ def launch(plans: Sequence[Plan]) -> int:
     """Supervises `plans` until SIGTERM or SIGINT; returns the exit code. Main thread only.
 
     The children end with this process, however it ends. A warm stop may take TRTQ_DRAIN_GRACE_S
-    and 10 s. Raises ConfigError outside the main thread and for a wrong setting.
+    and 10 s; after it both signals are ignored, as the process is to end. Raises ConfigError
+    outside the main thread and for a wrong setting.
     """
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("the supervisor needs the main thread: it handles signals")
@@ -321,7 +327,8 @@ def _supervise(supervisor: Supervisor) -> int:
         return supervisor.run()
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # Another one must not take the place of the exit code.
+            signal.signal(number, signal.SIG_IGN if supervisor.stopping else handler)
 
 
 def worker_settings() -> WorkerSettings:

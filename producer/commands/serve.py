@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -42,8 +43,34 @@ class WorkerCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the command."""
-        with _refusals():
+        with _stoppable(), _refusals():
             return super().invoke(ctx)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM or Ctrl-C ends the block and the command with 0, and what comes after it is ignored.
+
+    For all that is done before the supervisor runs, which heeds both itself.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # A process that ends with a code already would end by the next signal instead.
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    for each in before:
+        signal.signal(each, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+    finally:
+        for each, handler in before.items():
+            if signal.getsignal(each) is stop:
+                signal.signal(each, handler)
 
 
 @contextmanager
@@ -144,13 +171,7 @@ def worker(
     # Each process reads them again; said here it is not lost among what they write.
     launch.worker_settings()
     importlib.import_module("workers.models").load_models(folders)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        wait_until_answers(url, lambda line: typer.echo(f"trtq worker: {line}", err=True))
-    except KeyboardInterrupt:
-        return
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    wait_until_answers(url, lambda line: typer.echo(f"trtq worker: {line}", err=True))
     raise typer.Exit(launch.launch(plans))
 
 
