@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 import redis
@@ -65,10 +66,10 @@ class QueueCollector(Collector):
             "purged, unanswered, vanished; dead letters requeued or dropped by an operator.",
             labels=["model", "event", "reason"],
         )
-        link = Link(self._redis)
-        for spec in self._catalog.all():
-            for (event, reason), count in sorted(read_events(link, spec.name).items()):
-                events.add_metric([spec.name, event, reason], count)
+        with closing(Link(self._redis)) as link:
+            for spec in self._catalog.all():
+                for (event, reason), count in sorted(read_events(link, spec.name).items()):
+                    events.add_metric([spec.name, event, reason], count)
         yield events
 
 

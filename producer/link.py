@@ -17,7 +17,8 @@ class Link:
 
     redis-py's way through pool, retries and callbacks costs about as much processor time as the
     round trip itself on loopback; the queue's few commands need none of it. Thread-safe. Calls
-    raise redis-py's errors and are never repeated here. Closing `client` closes its connections.
+    raise redis-py's errors and are never repeated here. Closing `client` closes its connections;
+    a link that ends before its client is closed itself.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -64,6 +65,11 @@ class Link:
             if is_out_of_memory(failure):
                 raise redis.exceptions.OutOfMemoryError(str(failure)) from failure
             raise
+
+    def close(self) -> None:
+        """Gives the idle connections back to the client."""
+        while self._idle:
+            self.client.connection_pool.release(self._idle.pop())
 
     def _take(self) -> Any:
         try:

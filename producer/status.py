@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Annotated, Any, NamedTuple
 
 import redis
@@ -57,8 +58,12 @@ class Status(NamedTuple):
 
 def look(connection: redis.Redis) -> Status:
     """The state now. Raises redis-py's errors."""
+    with closing(Link(connection)) as link:
+        return _look(connection, link)
+
+
+def _look(connection: redis.Redis, link: Link) -> Status:
     fields: Any = connection.hkeys(keys.MODELS)
-    link = Link(connection)
     queues: dict[str, QueueState] = {}
     unreadable: list[str] = []
     for field in sorted(fields):

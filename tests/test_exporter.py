@@ -54,6 +54,15 @@ def test_queues_by_model_and_priority(connection: redis.Redis, url: str) -> None
     assert value(scrape(url), "trtq_redis_cpu_seconds_total") >= first > 0
 
 
+def test_reads_leave_no_connection_behind(connection: redis.Redis, url: str) -> None:
+    connection.hset(keys.MODELS, "m", SPEC.model_dump_json())
+    scrape(url)
+    before = value(scrape(url), "trtq_redis_clients")
+    for _ in range(5):
+        after = value(scrape(url), "trtq_redis_clients")
+    assert after == before
+
+
 def test_a_redis_that_is_away_and_comes_back() -> None:
     port = free_port()
     with EmbeddedRedis(port) as server, redis.Redis.from_url(server.url, protocol=2) as connection:
