@@ -31,7 +31,10 @@ REPLY_TTL_S = 600
 
 
 class QueueState(NamedTuple):
-    """A look at one model's queue. Depths count entries, also those that a worker holds."""
+    """A look at one model's queue. Depths count entries, also those that a worker holds.
+
+    `claimed` counts the latter; what a worker handed back unstarted waits and is not among them.
+    """
 
     high: int
     normal: int

@@ -1,7 +1,8 @@
 -- The state of one model's queue; with `heal`, rings for work that nobody covers.
 -- KEYS  bells, turns, workers, load, dead letters, bell queue, streams
 -- ARGV  group, bell ttl in ms, lease in ms, heal (0 or 1), bell message
--- Returns {rings, now, bells, turns, workers, rows, bytes, dead, per stream: length, claimed, oldest id}
+-- Returns {rings, now, bells, turns, workers, rows, bytes, dead, per stream: length, held, oldest id}
+-- Held are entries that were claimed and not handed back.
 local bells, turns, workers = KEYS[1], KEYS[2], KEYS[3]
 local now = now_ms()
 local load = redis.call('HMGET', KEYS[4], 'rows', 'bytes')
@@ -13,17 +14,24 @@ local answer = {
 }
 local uncovered = false
 for index = 7, #KEYS do
-  local length, claimed, oldest = redis.call('XLEN', KEYS[index]), 0, ''
+  local length, held, oldest = redis.call('XLEN', KEYS[index]), 0, ''
   if length > 0 then
     ensure_group(KEYS[index], ARGV[1])
-    claimed = redis.call('XPENDING', KEYS[index], ARGV[1])[1]
+    local pending = redis.call('XPENDING', KEYS[index], ARGV[1])
+    local claimed = pending[1]
+    held = claimed
+    for _, consumer in ipairs(pending[4] or {}) do
+      if consumer[1] == 'released' then
+        held = held - tonumber(consumer[2])
+      end
+    end
     oldest = redis.call('XRANGE', KEYS[index], '-', '+', 'COUNT', 1)[1][1]
     if length > claimed or redis.call('XPENDING', KEYS[index], ARGV[1], 'IDLE', ARGV[3], '-', '+', 1)[1] then
       uncovered = true
     end
   end
   answer[#answer + 1] = length
-  answer[#answer + 1] = claimed
+  answer[#answer + 1] = held
   answer[#answer + 1] = oldest
 end
 if ARGV[4] == '1' and uncovered and answer[3] + answer[4] == 0 then
