@@ -27,8 +27,11 @@ ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text(encoding="utf-8"))
 CONFIG = yaml.safe_load((FOLDER / "prometheus.yml").read_text(encoding="utf-8"))
 DASHBOARD = json.loads((ROOT / "configs/grafana/dashboards/trtq.json").read_text(encoding="utf-8"))
 RULES = [rule for group in ALERTS["groups"] for rule in group["rules"]]
-#: No engine on a CPU has pinned memory, so a live worker there shows the name without a sample.
-WITHOUT_SAMPLES = {"trtq_pinned_bytes": {"model"}}
+#: Families that show no sample here: no engine on a CPU has pinned memory, and no task was refused.
+WITHOUT_SAMPLES = {
+    "trtq_pinned_bytes": ("trtq_pinned_bytes", {"model"}),
+    "trtq_queue_events": ("trtq_queue_events_total", {"model", "event", "reason"}),
+}
 
 Exposed = dict[str, set[str]]
 
@@ -53,7 +56,8 @@ def exposed(running: Running) -> Exposed:
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
         if not family.samples and family.name in WITHOUT_SAMPLES:
-            found[family.name] = WITHOUT_SAMPLES[family.name]
+            name, labels = WITHOUT_SAMPLES[family.name]
+            found[name] = labels
     return found
 
 
