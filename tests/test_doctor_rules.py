@@ -182,6 +182,7 @@ def counts(scale: float) -> dict[tuple[str, str], float]:
         ("trtq_max_delay_seconds", ""): 0.002,
         ("trtq_tasks_answered_total", ""): 480 * scale,
         ("trtq_tasks_failed_total", "reason=engine_failed"): 24 * scale,
+        ("trtq_tasks_failed_total", "reason=cancelled"): 12 * scale,
         ("trtq_rows_total", ""): 480 * scale,
         ("trtq_padded_rows_total", ""): 160 * scale,
         ("trtq_batches_total", ""): 10 * scale,

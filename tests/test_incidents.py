@@ -188,6 +188,8 @@ def test_late_or_cancelled_behind_a_busy_slot(scene: Scene) -> None:
     until(lambda: scene.counts().get(("cancelled", "held")))
     scene.release()
     scene.check(("expired", "held", "c-late"), ("cancelled", "held", "c-unwanted"))
+    counts = scene.model.counters
+    assert (counts.failed, counts.expired, counts.cancelled) == (1, 1, 1)
 
 
 def test_cancelled_when_it_is_claimed(scene: Scene) -> None:

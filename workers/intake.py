@@ -161,7 +161,8 @@ class Intake:
         """The settlement of a task that is answered without being run."""
         dead = isinstance(failure, PoisonTask | BatchTimeout)
         reply = Reply(held.task.task_id, error_code=failure.code, error_message=failure.message)
-        self._counters.failed += 1
+        # What its own sender took back has not failed.
+        self._counters.failed += not isinstance(failure, Cancelled)
         self._stages.failure(failure.code)
         return Settlement(
             held.entry,

@@ -48,7 +48,11 @@ def status(
     """Show queues and workers.
 
     high, normal and low count tasks, also those that workers hold ("running"); oldest is the age
-    of the oldest task; dead counts dead letters, see `trtq dead list`.
+    of the oldest task; dead counts dead letters, see `trtq dead list`. failed counts tasks that
+    ended with an error, also expired ones, not those that were cancelled.
+
+    Workers are the processes that serve models. The one for plain Celery clients (trtq.infer)
+    serves none; `celery -A workers.app status` lists it.
     """
     if watch:
         _watch(redis_url, interval)

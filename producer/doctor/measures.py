@@ -127,7 +127,8 @@ class _Model:
     def failed(self) -> float:
         name, total = "trtq_tasks_failed_total", 0.0
         for before, after in self.pairs:
-            for reason in after.labelled(name, "reason", model=self.model):
+            # What its own sender took back has not failed.
+            for reason in set(after.labelled(name, "reason", model=self.model)) - {"cancelled"}:
                 total += _grown(before, after, name, model=self.model, reason=reason)
         return total
 
