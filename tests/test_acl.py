@@ -142,7 +142,7 @@ def test_operators_can_do_their_work(guarded: Guarded, workers: list[WorkerHandl
         client.submit("checksum", ROWS[0]).result(20)
     for user in ("graphs", "ops"):
         (letter,) = json.loads(trtq("dead", "list", "--json", url=guarded.url(user)).stdout)
-    shown = trtq("dead", "show", "checksum", letter["letter_id"], url=guarded.url("ops"))
+    shown = trtq("dead", "show", "checksum", letter["id"], url=guarded.url("ops"))
     assert shown.returncode == 0
     dropped = trtq("dead", "drop", "checksum", "--all", "--yes", url=guarded.url("ops"))
     assert dropped.returncode == 0

@@ -338,7 +338,7 @@ def test_from_poison_to_a_stored_result(
         assert listed[0]["code"] == PoisonTask.code
         assert listed[0]["priority"] == "low"
         table = run("dead", "list", "checksum").stdout
-        assert all(text in table for text in (listed[0]["letter_id"], task_id, "poison_task"))
+        assert all(text in table for text in (listed[0]["id"], task_id, "poison_task"))
         assert "dead" in run("status").stdout
         shown = run("dead", "show", "checksum", task_id, "--output", tmp_path / "inputs.npz")
         assert shown.exit_code == 0, shown.output

@@ -179,9 +179,11 @@ def _chosen(letters: DeadLetters, ids: list[str] | None, every: bool) -> list[De
 
 
 def _document(model: str, letter: DeadLetter) -> dict[str, Any]:
+    facts = letter._asdict()
     return {
+        "id": facts.pop("letter_id"),
         "model": model,
-        **letter._asdict(),
+        **facts,
         "priority": PRIORITIES[letter.priority],
         "workers": list(letter.workers),
     }

@@ -92,7 +92,7 @@ def letter_table(document: dict[str, Any]) -> RenderableType:
     def add(name: str, text: str) -> None:
         table.add_row(name, _plain(one_line(text, 2000)))
 
-    add("id", document["letter_id"])
+    add("id", document["id"])
     add("model", document["model"])
     add("task", shown_name(document["task_id"]) if document["task_id"] else "?")
     add("reason", document["code"])
