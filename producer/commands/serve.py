@@ -111,7 +111,10 @@ def worker(
     ] = None,
     name: Annotated[
         str,
-        typer.Option(envvar="TRTQ_WORKER_NAME", help="First part of the workers' node names."),
+        typer.Option(
+            envvar="TRTQ_WORKER_NAME",
+            help="First part of the workers' node names, if the host has several `trtq worker`.",
+        ),
     ] = "",
     infer_threads: Annotated[
         int,
