@@ -18,19 +18,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 
 from benchmarks.models import write_echo
 from benchmarks.peers.loops import PAYLOAD_BYTES
 from benchmarks.processes import BenchmarkError, Driver, Service
 from benchmarks.report import Spread, Target, machine, print_targets, warn_if_busy, write_json
-from producer.connection import connect
+from benchmarks.trtq_worker import trtq_worker
 from producer.embedded import EmbeddedRedis, free_port
-from producer.inbox import Inbox
-from producer.link import Link
-from workers.devices import CPU
-from workers.launch import make_plans
 
 _IN_FLIGHT = 256
 _WARM_S = 0.2
@@ -74,21 +69,15 @@ def _listens(port: int) -> bool:
 def _start(
     stack: ExitStack, folder: Path, url: str, name: str, port: int
 ) -> tuple[Service, Driver]:
-    models = folder / name
-    models.mkdir()
-    model = {"name": "echo", "path": "../echo.onnx", "max_batch": 64, "threads": 1}
-    (models / "echo.yaml").write_text(yaml.safe_dump(model))
-    (plan,) = make_plans([CPU], redis_url=url, models=[models], infer_threads=0)
-    command, env = list(plan.command), {**plan.env, "TRTQ_METRICS_PORT": str(port)}
-    if not port:
-        command[1:3] = ["-m", "benchmarks.peers.unmeasured"]
-    worker = stack.enter_context(Service(f"worker-{name}", command, folder, env))
-    inbox = Inbox(Link(stack.enter_context(connect(url))), "echo")
-    worker.wait_until(lambda: inbox.look().workers)
+    place = folder / name
+    place.mkdir()
+    model = {"name": "echo", "path": str(folder / "echo.onnx"), "max_batch": 64, "threads": 1}
+    module = "celery" if port else "benchmarks.peers.unmeasured"
+    worker = stack.enter_context(trtq_worker(url, place, model, metrics_port=port, module=module))
     client = [sys.executable, "-m", "benchmarks.peers.trtq_echo"]
     env = {"BENCH_REDIS_URL": url, "BENCH_MODEL": "echo"}
     driver: Driver = stack.enter_context(Driver(f"client-{name}", client, folder, env))
-    return worker, driver
+    return worker.service, driver
 
 
 def main(

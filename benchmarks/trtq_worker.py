@@ -70,10 +70,12 @@ def trtq_worker(
     metrics_port: int = 0,
     env: Mapping[str, str] | None = None,
     more_models: Sequence[dict[str, Any]] = (),
+    module: str = "celery",
 ) -> Iterator[TrtqWorker]:
     """A worker that serves `model` (the fields of its YAML file) until the block ends.
 
-    It serves `more_models` too, and has `env` beside its own environment.
+    It serves `more_models` too, and has `env` beside its own environment. `module` is run with
+    Celery's arguments.
     """
     models = folder / "models"
     models.mkdir(exist_ok=True)
@@ -89,7 +91,9 @@ def trtq_worker(
     )
     connection = connect(url)
     variables = {**plan.env, "TRTQ_METRICS_PORT": str(metrics_port), **(env or {})}
-    with Service("trtq-worker", plan.command, folder, variables) as service:
+    # The plan's command is `python -m celery ...`.
+    command = [*plan.command[:2], module, *plan.command[3:]]
+    with Service("trtq-worker", command, folder, variables) as service:
         inbox = Inbox(Link(connection), model["name"])
         service.wait_until(lambda: inbox.look().workers, ready_s)
         yield TrtqWorker(service, connection)

@@ -79,7 +79,7 @@ def read_published(found: Mapping[Any, Any]) -> Published:
     for field, raw in sorted(found.items()):
         name = name_of(field)
         if name is None:
-            unreadable.append(f"{keys.MODELS} has an entry {quoted(field)}, which is no model name")
+            unreadable.append(no_name(field))
             continue
         try:
             specs.append(parse_spec(name, raw))
@@ -94,6 +94,11 @@ def name_of(field: bytes | str) -> str | None:
         return keys.check_name(field.decode("ascii") if isinstance(field, bytes) else field)
     except ValueError:
         return None
+
+
+def no_name(field: bytes | str) -> str:
+    """What to say of an entry `field` for which `name_of` gives None."""
+    return f"{keys.MODELS} has an entry {quoted(field)}, which is no model name"
 
 
 def parse_spec(model: str, raw: bytes | str) -> ModelSpec:

@@ -10,7 +10,7 @@ import redis
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from producer import keys
-from producer.catalog import name_of
+from producer.catalog import name_of, no_name
 from producer.errors import CorruptMessage
 from producer.inbox import Inbox, QueueState
 from producer.link import Link, is_out_of_memory
@@ -69,7 +69,7 @@ def _look(connection: redis.Redis, link: Link) -> Status:
     for field in sorted(fields):
         name = name_of(field)
         if name is None:
-            unreadable.append(f"{keys.MODELS} has an entry {quoted(field)}, which is no model name")
+            unreadable.append(no_name(field))
             continue
         try:
             queues[name] = Inbox(link, name).look()
