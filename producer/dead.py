@@ -49,7 +49,7 @@ class DeadLetters:
     """The dead letters of `model`. Methods raise redis-py's errors.
 
     A letter is named by its own id or by its task's id. The first of several letters of one task
-    is the newest.
+    is the newest. `close` gives the connections that were taken from `connection` back to it.
     """
 
     def __init__(
@@ -63,6 +63,10 @@ class DeadLetters:
         self._redis = connection
         self._link = Link(connection)
         self._keys = keys.model_keys(model)
+
+    def close(self) -> None:
+        """Gives the connections back."""
+        self._link.close()
 
     def __len__(self) -> int:
         return int(self._redis.xlen(self._keys.dead_letters))

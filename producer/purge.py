@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from typing import Any
 
 import redis
@@ -27,10 +28,14 @@ def purge(connection: redis.Redis, model: str) -> int:
     Their tickets end with Cancelled. Raises InvalidInput for a name that is none, redis-py's
     errors.
     """
-    letters = DeadLetters(connection, model)
-    letters.drop(list(letters.letters()))
+    with closing(DeadLetters(connection, model)) as letters:
+        letters.drop(list(letters.letters()))
     connection.delete(keys.old_dead(model))
-    link = Link(connection)
+    with closing(Link(connection)) as link:
+        return _purge_queue(link, model)
+
+
+def _purge_queue(link: Link, model: str) -> int:
     inbox = Inbox(link, model)
     before = inbox.look()
     left = before.high + before.normal + before.low

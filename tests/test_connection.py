@@ -1,12 +1,16 @@
-"""Errors of connecting, by name and with the URL."""
+"""Connecting: errors by name and with the URL, and no connection is kept for nothing."""
 
 from __future__ import annotations
 
 import pytest
+import redis
 
 from producer import Client
+from producer.commands.shared import live_workers
 from producer.connection import connect, named_errors
 from producer.errors import ConfigError
+from producer.purge import purge
+from producer.status import look
 from tests.support.no_redis import http_server
 
 
@@ -37,3 +41,11 @@ def _ping(url: str) -> None:
 def _client(url: str) -> None:
     with Client(url):
         pass
+
+
+def test_what_looks_at_a_queue_gives_its_connections_back(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url, protocol=2, max_connections=3) as own:
+        for _ in range(5):
+            look(own)
+            assert live_workers(own, "m") == 0
+            assert purge(own, "m") == 0

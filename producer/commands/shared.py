@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import redis
@@ -141,7 +141,8 @@ def live_workers(connection: redis.Redis, model: str) -> int:
     from producer import keys
     from producer.link import Link
 
-    count: int = Link(connection).script("alive", (keys.model_keys(model).workers,), [])
+    with closing(Link(connection)) as link:
+        count: int = link.script("alive", (keys.model_keys(model).workers,), [])
     return count
 
 
