@@ -115,7 +115,7 @@ def test_refusals_and_the_supervisor_speak_json_too(redis_url: str, tmp_path: Pa
 def test_an_unknown_format_is_refused(redis_url: str, folder: Path) -> None:
     handle = start_worker(redis_url, folder, wait=False, log_format="xml")
     assert handle.process.wait(40) == 78
-    assert "log_format" in handle.text
+    assert "TRTQ_LOG_FORMAT='xml': Input should be 'text' or 'json'" in handle.text
 
 
 def formatted(record: logging.LogRecord) -> dict[str, Any]:

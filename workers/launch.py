@@ -17,14 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, Protocol
 
-from pydantic import ValidationError
-
 from producer import keys
-from producer.config import wrong_setting
 from producer.errors import ConfigError
 from workers.devices import CPU, WorkerDevice
 from workers.logs import say
-from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings
+from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, worker_settings
 
 _EXIT_FAILED = 1
 _FIRST_BACKOFF_S = 1.0
@@ -329,11 +326,3 @@ def _supervise(supervisor: Supervisor) -> int:
         for number, handler in before.items():
             # Another one must not take the place of the exit code.
             signal.signal(number, signal.SIG_IGN if supervisor.stopping else handler)
-
-
-def worker_settings() -> WorkerSettings:
-    """The environment's settings; raises ConfigError that names a wrong variable."""
-    try:
-        return WorkerSettings()
-    except ValidationError as failure:
-        raise wrong_setting(failure) from None

@@ -25,7 +25,7 @@ from workers.logs import JSON, say, write_json
 from workers.models import ModelConfig, load_models
 from workers.observe import Observer
 from workers.runtime import Runtime
-from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings
+from workers.settings import EXIT_CONFIG, SUPERVISOR_FD, WorkerSettings, worker_settings
 from workers.watchdog import FreezeGuard
 
 log = logging.getLogger("trtq.process")
@@ -70,7 +70,7 @@ class WorkerProcess:
         """
         named = [q for q in (queues.split(",") if isinstance(queues, str) else queues or []) if q]
         try:
-            settings = WorkerSettings()
+            settings = worker_settings()
             # Now, as CUDA reads what it may see once, when it is initialised.
             device = limit_to_device(settings.device)
             settings = self._settings = settings.model_copy(update={"device": device})
@@ -176,7 +176,7 @@ def watch_signals(process: WorkerProcess) -> None:
             instance.quiet = True
         fd = os.environ.pop(SUPERVISOR_FD, "")
         if fd:
-            watch_supervisor(int(fd), WorkerSettings().drain_grace_s + _ORPHAN_MARGIN_S)
+            watch_supervisor(int(fd), settings.drain_grace_s + _ORPHAN_MARGIN_S)
 
     def on_shutdown(**_: Any) -> None:
         process.request_stop()

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationError, field_validator
 
-from producer.config import RedisSettings
+from producer.config import RedisSettings, wrong_setting
 from producer.letters import LetterLimits
 from producer.spec import MAX_COUNT
 
@@ -98,6 +98,14 @@ class WorkerSettings(RedisSettings):
     def allowed_hook_modules(self) -> list[str]:
         """`hook_modules` as names."""
         return _names(self.hook_modules)
+
+
+def worker_settings() -> WorkerSettings:
+    """The environment's settings; raises ConfigError that names a wrong variable."""
+    try:
+        return WorkerSettings()
+    except ValidationError as failure:
+        raise wrong_setting(failure) from None
 
 
 def _names(joined: str) -> list[str]:

@@ -172,7 +172,7 @@ def worker(
     )
     plans = importlib.import_module("workers.observe").with_ports(plans, metrics_port)
     # Each process reads them again; said here it is not lost among what they write.
-    launch.worker_settings()
+    importlib.import_module("workers.settings").worker_settings()
     importlib.import_module("workers.models").load_models(folders)
     wait_until_answers(url, lambda line: typer.echo(f"trtq worker: {line}", err=True))
     raise typer.Exit(launch.launch(plans))
