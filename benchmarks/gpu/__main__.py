@@ -94,6 +94,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Seconds of one measurement.")] = 0.5,
     images: Annotated[int, typer.Option(help="Rows of the bulk job.")] = 50_000,
     clients: Annotated[int, typer.Option(help="Client processes of the submits.")] = 8,
+    slots: Annotated[int, typer.Option(min=1, max=16, help="Slots of the end-to-end model.")] = 6,
     folder: Annotated[Path | None, typer.Option(help="For models, plans and data.")] = None,
 ) -> None:
     """Measure the TensorRT executor on this machine's first GPU."""
@@ -134,7 +135,9 @@ def main(
         if "end-to-end" in parts:
             with loops.bare_context(subjects["resnet50"], 128, graphs=True) as bare:
                 bare_rate = loops.back_to_back(bare, 128, 2 * seconds)
-            result = end_to_end.end_to_end(subjects["resnet50"], at, images, clients, 6 * seconds)
+            result = end_to_end.end_to_end(
+                subjects["resnet50"], at, images, clients, 6 * seconds, slots
+            )
             result["bare_at_128"] = bare_rate
             found["end_to_end"] = result
             wanted.append(Target("bulk_over_bare", result["bulk"]["per_s"] / bare_rate, least=0.90))

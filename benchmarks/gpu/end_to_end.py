@@ -26,7 +26,7 @@ _IN_FLIGHT = 64
 
 
 def end_to_end(
-    subject: Subject, folder: Path, images: int, clients: int, seconds: float, slots: int = 6
+    subject: Subject, folder: Path, images: int, clients: int, seconds: float, slots: int
 ) -> dict[str, Any]:
     """Rows/s of both, worker CPU, mean batch, GPU utilization; every answer is compared."""
     data, expected = folder / "images.npy", folder / "expected.npy"
@@ -70,6 +70,7 @@ def end_to_end(
             stack.enter_context(Driver(f"client-{i}", command, folder, env)) for i in range(clients)
         ]
         found: dict[str, Any] = {"images": images, "tolerance": tolerance, "clients": clients}
+        found["slots"] = slots
         for name, run in (
             ("bulk", lambda: _bulk(drivers[0], folder / "output.npy")),
             ("bulk_again", lambda: _bulk(drivers[0], folder / "output.npy")),
