@@ -12,12 +12,16 @@ from typing import Any
 import msgpack
 import numpy as np
 from celery import Celery
+from kombu.transport import virtual
+from kombu.utils.encoding import bytes_to_str
+from kombu.utils.json import loads
 from rich.console import Console
 
+from producer.bell import bell_message
 from producer.catalog import read_published
 from producer.commands.tables import models_table, status_tables
 from producer.entries import entry_of, known_mark
-from producer.errors import TrtqError
+from producer.errors import CorruptMessage, TrtqError
 from producer.inputs import prepare, to_arrays
 from producer.spec import ModelSpec, TensorSpec
 from producer.status import Status, read_report
@@ -26,6 +30,7 @@ from producer.wire import decode_replies, decode_task, encode_reply, encode_task
 from tests.fuzz.judge import Target
 from workers.incidents import Incidents
 from workers.intake import Intake
+from workers.messages import check_message
 from workers.metrics import Counters
 from workers.models import ModelConfig
 from workers.runtime import Runtime
@@ -170,6 +175,8 @@ class _Client:
         return SimpleNamespace(result=lambda: np.zeros(2))
 
 
+_BELL = json.loads(bell_message("m", "work"))
+_JSON = {"application/json"}
 _APP = Celery("fuzz", set_as_current=False)
 _RUNTIME = Runtime(WorkerSettings(), "fuzz", list[ModelConfig](), print, lambda: False)
 register(_APP, SimpleNamespace(client=_Client(), runtime=_RUNTIME))  # type: ignore[arg-type]
@@ -193,6 +200,30 @@ def _celery(data: bytes) -> None:
     assert len(summary["error"]) < 10_000
     infer("m", given)
     infer(given, "m")
+
+
+class _Channel:
+    """What kombu asks of a channel while it reads a message."""
+
+    def decode_body(self, body: Any, encoding: Any) -> Any:
+        return base64.b64decode(body) if encoding else body
+
+
+def _message(data: bytes) -> None:
+    """Bytes in a Celery queue, up to the call of a task that Celery is given."""
+    try:
+        message = virtual.Message(loads(bytes_to_str(data)), _Channel(), accept=_JSON)
+    except Exception as failure:
+        # The consumer drops whatever kombu cannot read, by whatever it raises.
+        raise CorruptMessage(type(failure).__name__) from None
+    check_message(message, ("trtq.serve", "trtq.infer"))
+    args, kwargs, _ = message.payload
+    assert isinstance(args, list)
+    assert isinstance(kwargs, dict)
+
+
+def _with_body(body: bytes) -> bytes:
+    return json.dumps({**_BELL, "body": base64.b64encode(body).decode()}).encode()
 
 
 def _npy(array: Any) -> bytes:
@@ -265,6 +296,23 @@ TARGETS = [
             b'{"name": "[/red]\\u001b[2J", "models": [' + b'"a",' * 9_000 + b'"a"]}',
             b'{"name": "w", "tasks": ' + b"9" * 5000 + b"}",
             b'{"name": "w", "x": {' + b",".join(b'"%d":{}' % i for i in range(20_000)) + b"}}",
+        ],
+        200,
+    ),
+    Target(
+        "celery message",
+        _message,
+        lambda: [
+            bell_message("m", "work"),
+            _with_body(b'[["m", [[1, 2]]], {"priority": "high"}, {"chain": null}]'),
+            json.dumps({**_BELL, "headers": {**_BELL["headers"], "task": "trtq.infer"}}).encode(),
+        ],
+        lambda: [
+            b"[" * 100_000,
+            _with_body(b"[" * 100_000),
+            _with_body(b'[[{"__type__": "decimal", "__value__": "9e999999999"}], {}, {}]'),
+            _with_body(b"[[" + b"[]," * 50_000 + b"[]], {}, {}]"),
+            json.dumps({**_BELL, "headers": {"task": "x" * 100_000, "id": "y" * 100_000}}).encode(),
         ],
         200,
     ),
