@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import redis
 
-from producer import Client, keys
+from producer import Client
 from producer.spec import TensorSpec
-from producer.ticket import Ticket
 from tests.support import models as onnx_models
 from tests.support.fake_engine import FakeEngine
 from tests.support.processes import until
@@ -41,11 +39,7 @@ class Scene:
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         self.ms += self.batch_ms
-        self.during_batch()
         return {"y": inputs["x"]}
-
-    def during_batch(self) -> None:
-        """What a test wants to happen while a batch runs."""
 
 
 @pytest.fixture
@@ -107,11 +101,11 @@ def turn(runtime: Runtime, model: str, timeout_s: float = 20) -> dict[str, objec
     return found[0]
 
 
-def submit(client: Client, model: str, count: int, runtime: Runtime) -> list[Ticket]:
+def submit(client: Client, model: str, count: int, runtime: Runtime) -> list[object]:
     inbox = next(served.inbox for served in runtime.models if served.name == model)
     tickets = [client.submit(model, np.array([[1]], np.uint8)) for _ in range(count)]
     until(lambda: inbox.look().rows == count)
-    return tickets
+    return list(tickets)
 
 
 def test_a_turn_that_has_caught_up_leaves_to_another_model(
@@ -145,37 +139,6 @@ def test_a_turn_with_more_in_its_queue_leaves_in_the_end(
         tasks = turn(runtime, "a")["tasks"]
         assert isinstance(tasks, int)
         assert 2 <= tasks < 20
-
-
-def test_a_turn_hands_back_long_batches_that_have_not_begun(
-    served: Callable[..., Runtime],
-    redis_url: str,
-    scene: Scene,
-    connection: redis.Redis,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runtime = served("a", "b")
-    stream = keys.model_keys("a").normal
-
-    def handed_back() -> int:
-        scene.ms += BETWEEN_MS
-        pending = connection.xpending(stream, keys.GROUP)["consumers"]
-        return sum(one["pending"] for one in pending if one["name"] == b"released")
-
-    monkeypatch.setattr(scene, "during_batch", lambda: until(handed_back))
-    scene.batch_ms, scene.others_wait = 1000.0, True
-    with Client(redis_url) as client:
-        tickets = submit(client, "a", 4, runtime)
-        summary = turn(runtime, "a")
-        assert summary["tasks"] == 1
-        assert summary["released"] == 1
-        monkeypatch.setattr(scene, "during_batch", lambda: None)
-        scene.others_wait = False
-        with ThreadPoolExecutor() as pool:
-            rest = pool.submit(runtime.turn, "a", "test")
-            assert [ticket.exception(20) for ticket in tickets] == [None] * 4
-            scene.ms += 2 * FOR_EVER_MS
-            assert rest.result(20)["tasks"] == 3
 
 
 @pytest.mark.parametrize(("names", "most_ms"), [(("a",), 100), (("a", "b"), 10)])

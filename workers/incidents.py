@@ -56,7 +56,7 @@ KINDS: dict[str, Kind] = {
     FAILED: Kind(logging.WARNING),
     ROWS_FAILED: Kind(logging.WARNING),
     RECLAIMED: Kind(logging.WARNING, ("lease_expired", "handed_back", "suspect")),
-    RELEASED: Kind(logging.INFO, ("stopping", "others_wait", "answer_lost")),
+    RELEASED: Kind(logging.INFO, ("stopping", "answer_lost")),
     RETURNED: Kind(logging.WARNING, ("device_lost", "batch_timeout")),
     ABANDONED: Kind(logging.ERROR, ("redis_unavailable", "drain_grace")),
     LOST: Kind(logging.WARNING, ("lease_expired",)),

@@ -307,13 +307,9 @@ class Turn:
         self._offset_ms = redis_now_ms - self._clock()
 
     def _finish(self) -> None:
-        """Lets the slots finish; hands back what they have not started if the worker stops.
-
-        So it does after a moment for another model that waits: what is held may be long batches.
-        """
+        """Lets the slots finish; hands back what they have not started if the worker stops."""
         limits = self._limits
         give_up_ms = self._clock() + limits.finish_ms
-        leave_ms = self._clock() + _QUANTUM_MS
         failures_until_ms = self._clock() + _LINK_PATIENCE_MS
         stop_seen = False
         while len(self._ledger) and self._clock() < give_up_ms:
@@ -322,9 +318,7 @@ class Turn:
                     stop_seen = True
                     give_up_ms = min(give_up_ms, self._clock() + limits.drain_ms)
                 # Each time: a slot that lost its device gives its batch back while others run.
-                self._hand_back("stopping")
-            elif self._clock() >= leave_ms and self._others_wait():
-                self._hand_back("others_wait")
+                self._hand_back()
             self._feed.wait_idle(_SLICE_MS)
             if self._feed.idle:
                 # Only answers are under way; they leave within moments or wait for Redis.
@@ -343,7 +337,7 @@ class Turn:
             names = _names(self._ledger.entries())
             self._incidents.record(ABANDONED, "drain_grace", names, detail)
 
-    def _hand_back(self, reason: str) -> None:
+    def _hand_back(self) -> None:
         entries = [held.entry for held in self._feed.withdraw(lambda held: True)]
         hand_back(
             entries,
@@ -352,7 +346,6 @@ class Turn:
             self._limits.lease_ms,
             self._ledger,
             self._incidents,
-            reason,
         )
 
 
@@ -363,16 +356,15 @@ def hand_back(
     lease_ms: int,
     ledger: Ledger,
     incidents: Incidents,
-    reason: str = "stopping",
 ) -> None:
-    """Gives `entries` to the next turn, of any worker; without Redis their lease does."""
+    """Gives `entries` of a worker that stops to the next one; without Redis their lease does."""
     if not entries:
         return
     try:
         released = inbox.release(consumer, entries, lease_ms)
         lost = len(entries) - released
         detail = f"{lost} of them were no longer this worker's" if lost else ""
-        incidents.record(RELEASED, reason, _names(entries), detail)
+        incidents.record(RELEASED, "stopping", _names(entries), detail)
     except LINK_ERRORS as failure:
         detail = f"come back when their lease runs out: {failure}"
         incidents.record(ABANDONED, RedisUnavailable.code, _names(entries), detail)
