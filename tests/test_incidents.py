@@ -119,20 +119,25 @@ class Scene:
     def lines(self) -> list[str]:
         return [r.getMessage() for r in self.log.records if r.name == "trtq.incidents"]
 
+    def logged(self) -> list[tuple[str, str, str]]:
+        """The (event, reason, task id) that lines name so far."""
+        return [
+            (r.event, r.reason, name)  # type: ignore[attr-defined]
+            for r in list(self.log.records)
+            if r.name == "trtq.incidents"
+            for name in r.task_ids  # type: ignore[attr-defined]
+        ]
+
     def check(self, *wanted: tuple[str, str, str]) -> None:
         """Exactly these (event, reason, task id) were counted, and each is in one line."""
         counts: Counts = {}
         for event, reason, _ in wanted:
             counts[event, reason] = counts.get((event, reason), 0) + 1
-        until(lambda: self.counts() == counts or None, 10) if counts else None
+        if wanted:
+            # A line follows its count.
+            until(lambda: self.counts() == counts and len(self.logged()) >= len(wanted), 10)
         assert self.counts() == counts
-        found = [
-            (r.event, r.reason, name)  # type: ignore[attr-defined]
-            for r in self.log.records
-            if r.name == "trtq.incidents"
-            for name in r.task_ids  # type: ignore[attr-defined]
-        ]
-        assert sorted(found) == sorted(wanted)
+        assert sorted(self.logged()) == sorted(wanted)
         for record in (r for r in self.log.records if r.name == "trtq.incidents"):
             assert record.levelno == KINDS[record.event].level  # type: ignore[attr-defined]
         families = {
