@@ -11,81 +11,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu import end_to_end, executor, loops, soak
-from benchmarks.gpu.subject import SUBJECTS, Subject
+from benchmarks.gpu import end_to_end, loops, rates, several, soak
+from benchmarks.gpu.job import BATCH, make_job
+from benchmarks.gpu.subject import SUBJECTS
 from benchmarks.report import Target, machine, print_targets, write_json
+from workers.devices import parse_devices
 from workers.tensorrt.device import current_device
 from workers.tensorrt.flavor import find_flavor
 
-PARTS = ("resnet50", "small", "soak", "loads", "end-to-end")
+PARTS = ("resnet50", "small", "soak", "loads", "end-to-end", "shared", "several-gpus")
+_SYSTEM = {"end-to-end", "shared", "several-gpus"}
 _BATCHES = (1, 8, 32, 64, 128, 256)
-_SLOTS = (1, 2, 3, 4)
-
-
-def measure(subject: Subject, seconds: float, console: Console) -> dict[str, Any]:
-    """All loops and the executor for every batch size, and the errors against torch."""
-    sizes = (1, 3, *subject.batches, 7)
-    norm, largest = loops.worst_errors(subject, sizes, graphs=True)
-    found: dict[str, Any] = {"error_2_norm": norm, "error_max": largest, "batches": {}}
-    for batch in subject.batches:
-        rates: dict[str, float] = {}
-        with loops.bare_context(subject, batch, graphs=False) as bare:
-            first = loops.back_to_back(bare, batch, seconds)
-            rates["serial"] = loops.serial(bare, batch, seconds)
-            rates["sync"] = loops.synchronous(subject, bare, batch, seconds)
-        with loops.bare_context(subject, batch, graphs=True) as bare:
-            rates["bare_graphs"] = loops.back_to_back(bare, batch, seconds)
-        for graphs in (False, True):
-            for slots in _SLOTS:
-                name = f"slots_{slots}" + ("_graphs" if graphs else "")
-                rates[name] = executor.executor_rate(
-                    subject, batch, slots, graphs=graphs, seconds=seconds
-                )
-        with loops.bare_context(subject, batch, graphs=False) as bare:
-            # Before and after: clocks drift with the heat.
-            rates["bare"] = (first + loops.back_to_back(bare, batch, seconds)) / 2
-        found["batches"][batch] = rates
-        console.print(
-            f"{subject.name} {batch}: " + " ".join(f"{k}={v:.0f}" for k, v in rates.items())
-        )
-    return found
-
-
-def best(rates: dict[str, float]) -> float:
-    """The executor at its best slot count."""
-    return max(rate for name, rate in rates.items() if name.startswith("slots_"))
-
-
-def table(name: str, found: dict[str, Any]) -> Table:
-    """Rows/s, one line a batch size."""
-    made = Table(
-        "batch", "bare", "graphs", "serial", "sync", *(f"{s} slots" for s in _SLOTS),
-        *(f"{s}+graphs" for s in _SLOTS), "best/bare", "best/sync", "best/serial",
-        title=f"{name}: rows/s, error {found['error_2_norm']:.1e} (max {found['error_max']:.1e})",
-    )  # fmt: skip
-    for batch, r in found["batches"].items():
-        slots = [r[f"slots_{s}{end}"] for end in ("", "_graphs") for s in _SLOTS]
-        bare, top = max(r["bare"], r["bare_graphs"]), best(r)
-        made.add_row(
-            str(batch),
-            *(f"{v:,.0f}" for v in (r["bare"], r["bare_graphs"], r["serial"], r["sync"], *slots)),
-            *(f"{top / v:.3f}" for v in (bare, r["sync"], r["serial"])),
-        )
-    return made
-
-
-def targets(found: dict[str, Any]) -> list[Target]:
-    """What ResNet-50 should reach."""
-    made = [Target("error_2_norm", found["error_2_norm"], most=5e-3)]
-    for batch, r in found["batches"].items():
-        top, bare = best(r), max(r["bare"], r["bare_graphs"])
-        if batch >= 32:
-            made.append(Target(f"over_bare_{batch}", top / bare, least=0.97))
-        if batch >= 64:
-            made.append(Target(f"over_sync_{batch}", top / r["sync"], least=1.25))
-        if batch == 1:
-            made.append(Target("over_bare_1", top / r["bare"], least=2.5))
-    return made
+_COPIES = (1, 2, 4)
 
 
 def main(
@@ -97,13 +34,17 @@ def main(
     slots: Annotated[int, typer.Option(min=1, max=16, help="Slots of the end-to-end model.")] = 6,
     folder: Annotated[Path | None, typer.Option(help="For models, plans and data.")] = None,
 ) -> None:
-    """Measure the TensorRT executor on this machine's first GPU."""
+    """Measure the TensorRT executor on this machine's first GPU, and bulk jobs on all of them."""
     parts = only.split(",")
     if unknown := set(parts) - set(PARTS):
         raise typer.BadParameter(f"no part is named {', '.join(sorted(unknown))}")
-    console, flavor, device = Console(width=150), find_flavor(), current_device()
+    gpus = len(parse_devices("all"))
+    if parts == ["several-gpus"] and gpus < 2:
+        raise typer.BadParameter(f"several-gpus: this machine has {gpus} GPU")
+    console, flavor, device = Console(width=170), find_flavor(), current_device()
     found: dict[str, Any] = {
         "gpu": device.name,
+        "gpus": gpus,
         "flavor": f"{flavor.name} {flavor.version}",
         "machine": machine(),
         "seconds": seconds,
@@ -120,10 +61,10 @@ def main(
         console.print(f"models built in {time.monotonic() - started_s:.1f} s")
         for name in SUBJECTS:
             if name in parts:
-                found[name] = measure(subjects[name], seconds, console)
-                tables.append(table(name, found[name]))
+                found[name] = rates.measure(subjects[name], seconds, console)
+                tables.append(rates.table(name, found[name]))
         if "resnet50" in parts:
-            wanted += targets(found["resnet50"])
+            wanted += rates.targets(found["resnet50"])
         if "soak" in parts:
             first, last = soak.many_batches(subjects["small"], 20_000, 1_000)
             found["soak"] = {"after_1000": first._asdict(), "after_20000": last._asdict()}
@@ -132,16 +73,22 @@ def main(
             first, last = soak.many_loads(subjects["resnet50"], 50)
             found["loads"] = {"after_5": first._asdict(), "after_50": last._asdict()}
             tables.append(_usage_table("50 loads and unloads", first, last))
+        if _SYSTEM & set(parts):
+            job = make_job(subjects["resnet50"], at, images)
         if "end-to-end" in parts:
-            with loops.bare_context(subjects["resnet50"], 128, graphs=True) as bare:
-                bare_rate = loops.back_to_back(bare, 128, 2 * seconds)
-            result = end_to_end.end_to_end(
-                subjects["resnet50"], at, images, clients, 6 * seconds, slots
-            )
+            with loops.bare_context(subjects["resnet50"], BATCH, graphs=True) as bare:
+                bare_rate = loops.back_to_back(bare, BATCH, 2 * seconds)
+            result = end_to_end.end_to_end(job, clients, 6 * seconds, slots)
             result["bare_at_128"] = bare_rate
             found["end_to_end"] = result
             wanted.append(Target("bulk_over_bare", result["bulk"]["per_s"] / bare_rate, least=0.90))
             console.print(result)
+        if "shared" in parts:
+            found["shared"] = several.on_one_gpu(job, slots, _COPIES, clients, 6 * seconds, console)
+            tables.append(several.table(found["shared"]))
+        if "several-gpus" in parts:
+            found["several_gpus"] = several.on_all_gpus(job, slots, gpus) if gpus > 1 else []
+            wanted.append(several.target(found["several_gpus"], max(gpus, 2)))
     if json_path is not None:
         found["targets"] = {t.key: {"value": t.value, "wanted": t.wanted} for t in wanted}
         write_json(json_path, found)

@@ -2,86 +2,60 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from benchmarks.gpu.subject import Subject
+from benchmarks.gpu.job import Job
 from benchmarks.processes import Driver
 from benchmarks.stage_times import StageTimes
 from benchmarks.trtq_worker import trtq_worker
 from producer.embedded import EmbeddedRedis, free_port
 from workers.gpu import gpu_reader
 
-_BATCH = 128
-_DISTINCT = 2048
 _IN_FLIGHT = 64
 
 
-def end_to_end(
-    subject: Subject, folder: Path, images: int, clients: int, seconds: float, slots: int
-) -> dict[str, Any]:
+def end_to_end(job: Job, clients: int, seconds: float, slots: int) -> dict[str, Any]:
     """Rows/s of both, worker CPU, mean batch, GPU utilization; every answer is compared."""
-    data, expected = folder / "images.npy", folder / "expected.npy"
-    tolerance = _write(subject, data, expected, images)
-    model = {
-        "name": "resnet50",
-        "engine": "tensorrt",
-        "path": str(subject.path),
-        "max_batch": _BATCH,
-        "slots": slots,
-        "queue_max_bytes": 2 << 30,
-        "build": {
-            "profiles": [{"min_batch": 1, "opt_batch": b, "max_batch": b} for b in (32, _BATCH)]
-        },
-    }
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedRedis())
-        url = server.url
         port = free_port()
         worker = stack.enter_context(
             trtq_worker(
-                url,
-                folder,
-                model,
-                bulk_root=folder,
-                device="0",
+                server.url,
+                job.folder,
+                job.model(slots),
+                bulk_root=job.folder,
+                devices="0",
                 ready_s=180,
                 metrics_port=port,
             )
         )
         stages = StageTimes(port)
-        env = {
-            "BENCH_REDIS_URL": url,
-            "BENCH_MODEL": "resnet50",
-            "BENCH_DATA": str(data),
-            "BENCH_EXPECTED": str(expected),
-            "BENCH_TOLERANCE": str(tolerance),
+        drivers = stack.enter_context(job.drivers(server.url, clients))
+        found: dict[str, Any] = {
+            "images": job.images,
+            "tolerance": job.tolerance,
+            "clients": clients,
+            "slots": slots,
         }
-        command = [sys.executable, "-m", "benchmarks.peers.trtq_rows"]
-        drivers = [
-            stack.enter_context(Driver(f"client-{i}", command, folder, env)) for i in range(clients)
-        ]
-        found: dict[str, Any] = {"images": images, "tolerance": tolerance, "clients": clients}
-        found["slots"] = slots
         for name, run in (
-            ("bulk", lambda: _bulk(drivers[0], folder / "output.npy")),
-            ("bulk_again", lambda: _bulk(drivers[0], folder / "output.npy")),
-            ("submit", lambda: _submit(drivers, seconds)),
+            ("bulk", lambda: job.bulk(drivers[0])),
+            ("bulk_again", lambda: job.bulk(drivers[0])),
+            ("submit", lambda: submits(drivers, seconds)),
         ):
-            before, cpu_s = worker.totals(), worker.service.cpu_s()
+            before, cpu_s = worker.totals(), worker.cpu_s()
             redis_s, started_s = _cpu_s(server), time.perf_counter()
             stages.start()
             with _utilization() as samples:
                 answer = run()
-            cpu_s = worker.service.cpu_s() - cpu_s
+            cpu_s = worker.cpu_s() - cpu_s
             took_s = time.perf_counter() - started_s
             answer["redis_busy_ratio"] = (_cpu_s(server) - redis_s) / took_s
             after = worker.totals(before.rows + answer["rows"])
@@ -98,30 +72,8 @@ def _cpu_s(server: EmbeddedRedis) -> float:
     return times.user + times.system
 
 
-def _write(subject: Subject, data: Path, expected: Path, images: int) -> float:
-    """Distinct images repeated to `images` rows; returns what an answer may differ by."""
-    random = np.random.default_rng(7)
-    rows = subject.rows(_DISTINCT, 7)
-    # Noise alone looks the same to the network: brightness tells the images apart.
-    light = random.uniform(0.05, 1.0, (_DISTINCT, 1, 1, 3)).astype(np.float32)
-    rows = (rows * light).astype(np.uint8)
-    wanted = np.concatenate([subject.expected(part) for part in np.array_split(rows, 16)])
-    copies = -(-images // _DISTINCT)
-    target = np.lib.format.open_memmap(data, "w+", np.uint8, (images, *subject.row))
-    for number in range(copies):
-        part = target[number * _DISTINCT : (number + 1) * _DISTINCT]
-        part[...] = rows[: len(part)]
-    target.flush()
-    np.save(expected, np.concatenate([wanted] * copies)[:images])
-    return float(np.abs(wanted).max()) * 0.01
-
-
-def _bulk(driver: Driver, output: Path) -> dict[str, Any]:
-    done: dict[str, Any] = driver.ask("bulk", output=str(output), window=32)
-    return done
-
-
-def _submit(drivers: list[Driver], seconds: float) -> dict[str, Any]:
+def submits(drivers: list[Driver], seconds: float) -> dict[str, Any]:
+    """Single rows from all clients at once, then one at a time from one of them."""
     for driver in drivers:
         driver.order("saturate", seconds=seconds, warm_s=1.0, in_flight=_IN_FLIGHT)
     answers = [driver.answer() for driver in drivers]
