@@ -110,7 +110,7 @@ def trtq_worker(
             variables = {**plan.env, "TRTQ_METRICS_PORT": str(port), **(env or {})}
             # The plan's command is `python -m celery ...`.
             command = [*plan.command[:2], module, *plan.command[3:]]
-            name = "trtq-worker" + (f"-{plan.node}" if number else "")
+            name = "trtq-worker" + (f"-{plan.name}" if number else "")
             services.append(stack.enter_context(Service(name, command, folder, variables)))
         inbox = Inbox(Link(connection), model["name"])
 

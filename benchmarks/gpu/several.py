@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,10 @@ def on_one_gpu(
         if mps_on and shutil.which(_CONTROL) is None:
             console.print(f"no {_CONTROL} here: MPS is not measured")
             break
-        with mps(job.folder) if mps_on else nullcontext({}) as env:
+        daemon: AbstractContextManager[dict[str, str]] = (
+            mps(job.folder) if mps_on else nullcontext({})
+        )
+        with daemon as env:
             for number in copies:
                 each = max(2, slots // number)
                 one = run(
